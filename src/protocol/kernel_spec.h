@@ -1,0 +1,41 @@
+// What a compiled kernel knows: tiles, stages, warp plan. Shapes, ranks and experts are run-time values.
+#pragma once
+
+#include "protocol/warp_plan.h"
+
+namespace megamoe::protocol {
+
+/// One compiled instance. Every member is a compile-time fact of the kernel.
+struct KernelSpec {
+  const char* name = "";           ///< "m128", as `megamoe plan` prints it.
+  WarpPlan plan;
+  uint32_t block_m = 128;          ///< Rows of a tile, and of a pool block.
+  uint32_t tile_n = 256;           ///< Columns of a tile of either GEMM; 128 gate and 128 up columns of the first.
+  uint32_t tile_k = 128;           ///< Depth of a stage: one scale group.
+  uint32_t num_stages = 3;         ///< Operand stages in shared memory.
+  uint32_t num_tile_slots = 4;     ///< Tiles that the load role announces ahead.
+  uint32_t pull_buffer_bytes = 0;  ///< Of one of the two buffers of a dispatch warp.
+
+  /// Math warpgroups side by side along the rows; the others lie along the columns.
+  MEGAMOE_HD constexpr uint32_t warpgroups_m() const { return block_m / kWarpgroupRows; }
+  MEGAMOE_HD constexpr uint32_t warpgroups_n() const { return plan.num_math_warpgroups() / warpgroups_m(); }
+  /// Columns of one math warpgroup.
+  MEGAMOE_HD constexpr uint32_t warpgroup_n() const { return tile_n / warpgroups_n(); }
+  /// Columns of one chain of multiply instructions, and how many of them a warpgroup runs one after the other.
+  MEGAMOE_HD constexpr uint32_t wave_n() const { return warpgroup_n() < kMaxWaveN ? warpgroup_n() : kMaxWaveN; }
+  MEGAMOE_HD constexpr uint32_t num_waves() const { return warpgroup_n() / wave_n(); }
+  /// FP32 registers for the final sums and for one wave's partial sums.
+  MEGAMOE_HD constexpr uint32_t accumulator_registers() const { return warpgroup_n() / 2 + wave_n() / 2; }
+
+  MEGAMOE_HD constexpr bool valid() const {
+    return plan.can_be_granted() && block_m % kWarpgroupRows == 0 && tile_k == 128 && tile_n == 256 &&
+           plan.num_math_warpgroups() % warpgroups_m() == 0 && warpgroup_n() % wave_n() == 0 && num_stages >= 2 &&
+           num_tile_slots >= 2 && pull_buffer_bytes % 128 == 0 && pull_buffer_bytes > 0 &&
+           plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kDispatch) >= 1;
+  }
+
+  static constexpr uint32_t kWarpgroupRows = 64;  ///< Of one multiply instruction.
+  static constexpr uint32_t kMaxWaveN = 128;      ///< Wider waves leave no room for separate final sums.
+};
+
+}  // namespace megamoe::protocol

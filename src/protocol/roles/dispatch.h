@@ -1,0 +1,203 @@
+// The dispatch role: publish this rank's counts, learn everybody's, plan the pool, pull the rows of this rank's
+// experts.
+#pragma once
+
+#include "protocol/wait.h"
+
+namespace megamoe::protocol {
+
+/// This rank's slots, sorted by expert. `ranges` cover all experts of the layer; owner r gets its own part.
+struct SlotSort {
+  const SlotRange* ranges;  // [num_experts]
+  Refusal refusal;          // kind == kNone unless this rank refuses the call
+};
+
+/// Counting sort of the slots into the rank's slot list: by expert, then token, then slot. Masked slots (-1) are left
+/// out and their weights never read. Stops at the first id that is neither -1 nor an expert.
+/// @param ids      [num_tokens][top_k], read through `id_at(token, slot)`
+/// @param ranges   out, [num_experts]
+template <class IdAt, class WeightAt>
+inline Refusal sort_slots(const RankView& view, uint32_t num_tokens, IdAt id_at, WeightAt weight_at,
+                          SlotRange* ranges) {
+  const uint32_t num_experts = view.spec.shape.num_experts, top_k = view.spec.shape.top_k;
+  for (uint32_t expert = 0; expert < num_experts; ++expert) ranges[expert] = {0, 0};
+  for (uint32_t token = 0; token < num_tokens; ++token) {
+    for (uint32_t slot = 0; slot < top_k; ++slot) {
+      const int64_t id = id_at(token, slot);
+      if (id == -1) continue;
+      if (id < 0 || id >= int64_t{num_experts}) {
+        Refusal refusal;
+        refusal.kind = RefusalKind::kIdOutOfRange;
+        refusal.token = token;
+        refusal.slot = slot;
+        refusal.value = id;
+        return refusal;
+      }
+      ++ranges[id].num_rows;
+    }
+  }
+  for (uint32_t expert = 0, first = 0; expert < num_experts; ++expert) {
+    ranges[expert].first = first;
+    first += ranges[expert].num_rows;
+    ranges[expert].num_rows = 0;  // counted again while placing
+  }
+  SlotEntry* list = view.layout.slot_list.in(view.own());
+  for (uint32_t token = 0; token < num_tokens; ++token) {
+    for (uint32_t slot = 0; slot < top_k; ++slot) {
+      const int64_t id = id_at(token, slot);
+      if (id == -1) continue;
+      SlotRange& range = ranges[id];
+      list[range.first + range.num_rows++] = {token * top_k + slot, weight_at(token, slot)};
+    }
+  }
+  return {};
+}
+
+/// Writes counts (or the refusal) into every owner's workspace, then the header.
+/// Order: header is released at system scope, publishing the slot list, the ranges and the refusal; pairs with
+/// wait_headers.
+template <Machine M>
+MEGAMOE_HD void publish_header(M& m, const RankView& view, const Call& call, const SlotSort& sort, uint64_t flags) {
+  const uint32_t local = view.spec.local_experts();
+  const Banks own(view, call.bank());
+  const bool refused = sort.refusal.kind != RefusalKind::kNone;
+  for (uint32_t n = 0; n < view.spec.num_ranks; ++n) {
+    const uint32_t owner = nth_source(view.rank, n, view.spec.num_ranks);
+    if (refused) {
+      m.copy(view.map(own.refusal + view.rank, owner), &sort.refusal, sizeof(Refusal));
+    } else {
+      m.copy(view.map(own.slot_ranges + uint64_t{view.rank} * local, owner), sort.ranges + uint64_t{owner} * local,
+             uint64_t{local} * sizeof(SlotRange));
+    }
+    m.template store_release<Signal::kHeader>(view.map(own.header + view.rank, owner),
+                                              header_value(call.epoch, flags | (refused ? kHeaderRefused : 0)));
+  }
+}
+
+/// Waits until every rank's header of this call is here.
+/// @param refused  out: ranks that refuse the call
+template <Machine M>
+MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call, RankSet& refused) {
+  const Banks own(view, call.bank());
+  const auto arrived = [&](uint32_t source, uint64_t& seen) {
+    seen = m.template load_acquire<Signal::kHeader>(own.header + source);
+    return header_epoch(seen) == call.epoch;
+  };
+  for (uint32_t source = 0; source < view.spec.num_ranks; ++source) {
+    const WaitSite site{Signal::kHeader, Role::kDispatch, 0, source, header_value(call.epoch, 0)};
+    const WaitResult result = wait_for(
+        m, view, call, site, [&](uint64_t& seen) { return arrived(source, seen); },
+        [&] {
+          RankSet missing;
+          uint64_t seen = 0;
+          for (uint32_t other = 0; other < view.spec.num_ranks; ++other)
+            if (!arrived(other, seen)) missing.insert(other);
+          return missing;
+        });
+    if (result != WaitResult::kReady) return result;
+    uint64_t seen = 0;
+    arrived(source, seen);
+    if ((seen & kHeaderRefused) != 0) refused.insert(source);
+  }
+  return WaitResult::kReady;
+}
+
+/// Computes the pool plan of this call and lets the other roles read it.
+/// Order: plan_ready is released at rank scope; pairs with wait_plan in roles/tiles.h.
+template <Machine M>
+MEGAMOE_HD void publish_plan(M& m, const RankView& view, const Call& call) {
+  const Banks own(view, call.bank());
+  void* base = view.own();
+  make_pool_plan(own.slot_ranges, view.rank, view.spec.num_ranks, view.spec.local_experts(), view.spec.block_m,
+                 {view.layout.expert_first_block.in(base), view.layout.expert_num_rows.in(base),
+                  view.layout.source_first_row.in(base)});
+  view.layout.bank_blocks.in(base)[call.bank()] = view.pool_plan().num_blocks();
+  m.template store_release<Signal::kPlanReady>(view.layout.plan_ready.in(base), call.epoch);
+}
+
+/// Copies one row, its scales and its metadata from the source into the pool.
+template <Machine M>
+MEGAMOE_HD void pull_row(M& m, const RankView& view, uint32_t source, const SourceCursor& at) {
+  const uint32_t hidden = view.spec.shape.hidden, groups = view.spec.hidden_groups(), block_m = view.spec.block_m;
+  void* own = view.own();
+  void* from = view.base(source);
+  const SlotEntry entry = view.layout.slot_list.in(from)[at.list_index()];
+  const uint64_t token = entry.token_slot / view.spec.shape.top_k;
+  const uint64_t ring_slot = view.token_ring().slot(at.block());
+  const uint64_t ring_row = ring_slot * block_m + at.row_in_block();
+  m.copy(view.layout.pool_codes.in(own) + ring_row * hidden, view.layout.input_codes.in(from) + token * hidden, hidden);
+  const float* scales = view.layout.input_scales.in(from) + token * groups;
+  float* to = view.layout.pool_scales.in(own) + ring_slot * groups * block_m + at.row_in_block();
+  for (uint32_t group = 0; group < groups; ++group) to[uint64_t{group} * block_m] = scales[group];
+  view.layout.row_meta.in(own)[uint64_t{at.block()} * block_m + at.row_in_block()] = {
+      static_cast<uint16_t>(source), static_cast<uint16_t>(source), entry.token_slot, entry.weight};
+}
+
+/// Pulls the rows of several sources in turn, each in pool order, so that a source that is late holds up only its own
+/// rows. Order: tokens_full is released at rank scope after each run of rows; pairs with wait_tokens in roles/tiles.h.
+/// @param cursors  one per source, in nth_source order
+template <Machine M>
+MEGAMOE_HD WaitResult pull_rows(M& m, const RankView& view, const Call& call, SourceCursor* cursors) {
+  constexpr uint32_t kRunRows = 16;  // rows of one source before the next source has its turn
+  const Banks own(view, call.bank());
+  const BlockRing ring = view.token_ring();
+  const uint32_t num_ranks = view.spec.num_ranks;
+  Signal blocked_by = Signal::kInputFull;
+  uint64_t blocked_index = 0;
+  uint32_t blocked_source = 0;
+
+  const auto can_pull = [&](uint32_t source, const SourceCursor& at, uint64_t& seen) {
+    if (ring.has_previous(at.block())) {
+      blocked_by = Signal::kActsFull;
+      blocked_index = ring.previous(at.block());
+      seen = m.template load_acquire<Signal::kActsFull>(own.acts_full + blocked_index);
+      if (seen < view.schedule.num_l1_tiles) return false;
+    }
+    if ((m.template load_acquire<Signal::kHeader>(own.header + source) & kHeaderInputReady) != 0) return true;
+    const uint32_t token =
+        view.layout.slot_list.in(view.base(source))[at.list_index()].token_slot / view.spec.shape.top_k;
+    blocked_by = Signal::kInputFull;
+    blocked_index = token / WorkspaceSpec::kInputBlockTokens;
+    blocked_source = source;
+    seen = m.template load_acquire<Signal::kInputFull>(view.layout.input_full.in(view.base(source)) + blocked_index);
+    return seen == call.epoch;
+  };
+  const auto pull_run = [&](uint32_t source, SourceCursor& at) {
+    const uint32_t block = at.block();
+    uint32_t num_rows = 0;
+    uint64_t seen = 0;
+    while (num_rows < kRunRows && !at.done() && at.block() == block && can_pull(source, at, seen)) {
+      pull_row(m, view, source, at);
+      at.advance();
+      ++num_rows;
+    }
+    if (num_rows > 0) m.template add_release<Signal::kTokensFull>(own.tokens_full + block, num_rows);
+    return num_rows > 0;
+  };
+
+  bool done = false;
+  const auto pull_some = [&](uint64_t& seen) {
+    bool progress = false;
+    done = true;
+    for (uint32_t n = 0; n < num_ranks; ++n) {
+      const uint32_t source = nth_source(view.rank, n, num_ranks);
+      if (cursors[n].done()) continue;
+      if (pull_run(source, cursors[n])) progress = true;
+      if (!cursors[n].done()) done = false;
+    }
+    seen = 0;
+    return progress || done;
+  };
+  while (!done) {
+    const WaitSite site{Signal::kInputFull, Role::kDispatch, 0, blocked_index, call.epoch};
+    const WaitResult result = wait_for(m, view, call, site, pull_some, [&] {
+      RankSet missing;
+      if (blocked_by == Signal::kInputFull) missing.insert(blocked_source);
+      return missing;
+    });
+    if (result != WaitResult::kReady) return result;
+  }
+  return WaitResult::kReady;
+}
+
+}  // namespace megamoe::protocol
