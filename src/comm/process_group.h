@@ -1,0 +1,103 @@
+// One process's membership in a group of processes.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/channel.h"
+#include "comm/coordinator.h"
+#include "comm/meeting.h"
+#include "comm/region.h"
+#include "megamoe/symmetric_memory.h"
+
+namespace megamoe::comm {
+
+/// A pipe whose write end only its rank holds: the kernel closes it with the process, and every other rank sees that.
+/// A rank that leaves in order writes one byte first, which nobody reads.
+struct Lifeline {
+  Descriptor read_end;
+  Descriptor write_end;
+
+  void say_goodbye() const;
+};
+
+/// What a process holds once it has joined.
+struct Joined {
+  uint32_t rank = 0;
+  Channel hub;  ///< To the coordinator.
+  Lifeline own;
+  std::vector<std::string> descriptions;                     ///< By rank.
+  std::vector<std::shared_ptr<const Descriptor>> lifelines;  ///< Read ends by rank.
+  std::unique_ptr<Coordinator> coordinator;                  ///< On rank 0.
+  Descriptor wake;                                           ///< An eventfd for the watcher thread.
+};
+
+class ProcessMember final : public SymmetricMemory {
+ public:
+  explicit ProcessMember(Joined joined);
+  ~ProcessMember() override;
+  ProcessMember(const ProcessMember&) = delete;
+  ProcessMember& operator=(const ProcessMember&) = delete;
+
+  uint32_t rank() const override { return joined_.rank; }
+  uint32_t num_ranks() const override { return static_cast<uint32_t>(joined_.descriptions.size()); }
+  std::string_view transport() const override { return "processes"; }
+  std::string describe(uint32_t rank) const override;
+
+  Status allocate(uint64_t bytes, uint64_t timeout_ns) override;
+  Status release(uint64_t timeout_ns) override;
+  std::byte* base() const override { return mapping_.base(); }
+  uint64_t stride_bytes() const override { return sizes_.stride_bytes; }
+  uint64_t allocated_bytes() const override { return sizes_.stride_bytes; }
+
+  Result<std::vector<std::string>> all_gather(std::string_view mine, std::string_view what,
+                                              uint64_t timeout_ns) override;
+
+  std::vector<uint32_t> dead_ranks() const override;
+  void set_death_callback(std::function<void(uint32_t rank)> on_death) override;
+
+ private:
+  struct Met {
+    Outcome outcome;
+    std::vector<std::shared_ptr<const Descriptor>> descriptors;
+  };
+
+  Met meet(Arrival arrival);
+  Status map_memory(uint64_t bytes, const Met& met);
+
+  void watch();
+  void take_answers();
+  bool is_watching(uint32_t rank) const;
+  void look_at_lifelines(const std::vector<uint32_t>& hung_up);
+  void report_death(uint32_t rank);
+  void break_locked(Code code, std::string reason);
+  Status broken_status_locked(Collective collective) const;
+  void wake();
+
+  Joined joined_;
+  RegionSizes sizes_;
+  Mapping mapping_;
+
+  mutable std::mutex mutex_;  // Guards the members up to here except sizes and mapping, and those below.
+  std::condition_variable changed_;
+  std::optional<Met> answer_;
+  bool is_waiting_ = false;
+  bool is_leaving_ = false;
+  Status broken_;
+  std::vector<uint32_t> dead_;
+  std::vector<uint32_t> left_;
+  uint64_t hub_lost_ns_ = 0;  // 0: connected.
+
+  std::mutex callback_mutex_;  // Held while the callback runs.
+  std::function<void(uint32_t)> on_death_;
+  std::vector<uint32_t> deaths_told_;
+
+  std::thread watcher_;
+};
+
+}  // namespace megamoe::comm

@@ -1,0 +1,143 @@
+// Threads, or forked processes that report through pipes; nothing here waits without a deadline.
+#include "rank_runner.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+namespace megamoe::test {
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+TempFolder::TempFolder() {
+  char path[] = "/tmp/megamoe_test_XXXXXX";
+  if (::mkdtemp(path) == nullptr) std::abort();
+  path_ = path;
+}
+
+TempFolder::~TempFolder() { std::filesystem::remove_all(path_); }
+
+size_t TempFolder::num_entries() const {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::recursive_directory_iterator(path_)) ++count;
+  return count;
+}
+
+Child::Child(const std::function<std::string()>& body) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
+  pid_ = ::fork();
+  if (pid_ < 0) std::abort();
+  if (pid_ == 0) {
+    ::close(ends[0]);
+    const std::string text = body();
+    const bool is_written = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::_exit(is_written ? 0 : 1);
+  }
+  ::close(ends[1]);
+  read_end_ = ends[0];
+}
+
+Child::Child(Child&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), read_end_(std::exchange(other.read_end_, -1)) {}
+
+Child::~Child() {
+  if (pid_ > 0) {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  if (read_end_ >= 0) ::close(read_end_);
+}
+
+void Child::signal(int number) const { ::kill(pid_, number); }
+
+std::string Child::wait(uint64_t timeout_ns) {
+  const uint64_t deadline_ns = now_ns() + timeout_ns;
+  std::string text;
+  for (;;) {
+    const uint64_t now = now_ns();
+    if (now >= deadline_ns) return "still running after " + std::to_string(timeout_ns / kMillisecond) + " ms";
+    pollfd polled{read_end_, POLLIN, 0};
+    if (::poll(&polled, 1, static_cast<int>((deadline_ns - now) / kMillisecond + 1)) <= 0) continue;
+    char buffer[65536];
+    const ssize_t got = ::read(read_end_, buffer, sizeof(buffer));
+    if (got <= 0) break;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  int status = 0;
+  ::waitpid(std::exchange(pid_, -1), &status, 0);
+  if (WIFSIGNALED(status)) return "killed by signal " + std::to_string(WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0) return text + " (exit " + std::to_string(WEXITSTATUS(status)) + ")";
+  return text;
+}
+
+Checkpoint::Checkpoint() {
+  if (::pipe2(ends_, O_CLOEXEC) != 0) std::abort();
+}
+
+Checkpoint::~Checkpoint() {
+  ::close(ends_[0]);
+  ::close(ends_[1]);
+}
+
+void Checkpoint::reach() const {
+  if (::write(ends_[1], "x", 1) != 1) std::abort();
+}
+
+bool Checkpoint::wait_for(size_t count) const {
+  const uint64_t deadline_ns = now_ns() + 20 * kSecond;
+  while (count > 0 && now_ns() < deadline_ns) {
+    pollfd polled{ends_[0], POLLIN, 0};
+    char byte = 0;
+    if (::poll(&polled, 1, 100) == 1 && ::read(ends_[0], &byte, 1) == 1) --count;
+  }
+  return count == 0;
+}
+
+std::string text_of(const Status& status) {
+  return status.ok() ? "ok" : std::string(name(status.code())) + ": " + status.message();
+}
+
+std::string run_as_rank(const ProcessGroupOptions& options, const RankBody& body) {
+  Result<std::shared_ptr<SymmetricMemory>> joined = join_process_group(options);
+  if (!joined.ok()) return text_of(joined.status());
+  std::shared_ptr<SymmetricMemory> memory = std::move(joined).value();
+  return body(memory);
+}
+
+std::vector<std::string> run_ranks(Transport transport, uint32_t num_ranks, const RankBody& body) {
+  std::vector<std::string> answers(num_ranks);
+  if (transport == Transport::kThreads) {
+    Result<std::vector<std::shared_ptr<SymmetricMemory>>> group = make_thread_group(num_ranks);
+    if (!group.ok()) return std::vector<std::string>(num_ranks, text_of(group.status()));
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < num_ranks; ++rank)
+      threads.emplace_back([&answers, &body, rank, memory = std::move(group.value()[rank])]() mutable {
+        answers[rank] = body(memory);
+        memory.reset();
+      });
+    for (std::thread& thread : threads) thread.join();
+    return answers;
+  }
+  const TempFolder folder;
+  std::vector<Child> children;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    children.emplace_back([&] {
+      return run_as_rank({rank, num_ranks, "contract", folder.path(), 20 * kSecond}, body);
+    });
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) answers[rank] = children[rank].wait();
+  if (folder.num_entries() != 0) answers[0] += " (the rendezvous folder is not empty)";
+  return answers;
+}
+
+}  // namespace megamoe::test
