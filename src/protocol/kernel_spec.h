@@ -14,7 +14,8 @@ struct KernelSpec {
   uint32_t tile_k = 128;           ///< Depth of a stage: one scale group.
   uint32_t num_stages = 3;         ///< Operand stages in shared memory.
   uint32_t num_tile_slots = 4;     ///< Tiles that the load role announces ahead.
-  uint32_t pull_buffer_bytes = 0;  ///< Of one of the two buffers of a dispatch warp.
+  uint32_t num_pull_buffers = 4;   ///< Of each dispatch warp: pieces of rows on their way.
+  uint32_t pull_buffer_bytes = 0;  ///< Of one of them.
 
   /// Math warpgroups side by side along the rows; the others lie along the columns.
   MEGAMOE_HD constexpr uint32_t warpgroups_m() const { return block_m / kWarpgroupRows; }
@@ -30,8 +31,8 @@ struct KernelSpec {
   MEGAMOE_HD constexpr bool valid() const {
     return plan.can_be_granted() && block_m % kWarpgroupRows == 0 && tile_k == 128 && tile_n == 256 &&
            plan.num_math_warpgroups() % warpgroups_m() == 0 && warpgroup_n() % wave_n() == 0 && num_stages >= 2 &&
-           num_tile_slots >= 2 && pull_buffer_bytes % 128 == 0 && pull_buffer_bytes > 0 &&
-           plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kDispatch) >= 1;
+           num_tile_slots >= 2 && num_pull_buffers >= 3 && num_pull_buffers <= 8 && pull_buffer_bytes % 128 == 0 && pull_buffer_bytes > 0 &&
+           plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kStore) == 1 && plan.num_warps(Role::kDispatch) >= 1;
   }
 
   static constexpr uint32_t kWarpgroupRows = 64;  ///< Of one multiply instruction.

@@ -78,7 +78,7 @@ class BlockSchedule {
   MEGAMOE_HD bool at(uint64_t tile_idx, Tile& tile) {
     while (open_ && tile_idx >= segment_end_) close_segment();
     if (!open_) return false;
-    const UnitCursor& unit = phase_ == Phase::kL1 ? l1_ : l2_;
+    const UnitCursor unit = phase_ == Phase::kL1 ? l1_ : l2_;
     const uint32_t i = static_cast<uint32_t>(tile_idx - segment_begin_);
     // Column tile outside, block inside: all blocks of the unit use a weight tile while it is in the cache.
     tile = {phase_, unit.local_expert(), unit.first_block() + i % unit.num_blocks(), i / unit.num_blocks()};
@@ -93,12 +93,17 @@ class BlockSchedule {
     open_ = !l2_.done();
     if (!open_) return;
     phase_ = l1_fits ? Phase::kL1 : Phase::kL2;
-    const UnitCursor& unit = l1_fits ? l1_ : l2_;
-    segment_end_ = segment_begin_ + uint64_t{unit.num_blocks()} * (l1_fits ? spec_.num_l1_tiles : spec_.num_l2_tiles);
+    const uint32_t num_blocks = l1_fits ? l1_.num_blocks() : l2_.num_blocks();
+    segment_end_ = segment_begin_ + uint64_t{num_blocks} * (l1_fits ? spec_.num_l1_tiles : spec_.num_l2_tiles);
   }
 
   MEGAMOE_HD void close_segment() {
-    (phase_ == Phase::kL1 ? l1_ : l2_).advance();
+    // Written out: a reference to either cursor would force both into memory on a GPU.
+    if (phase_ == Phase::kL1) {
+      l1_.advance();
+    } else {
+      l2_.advance();
+    }
     segment_begin_ = segment_end_;
     open_segment();
   }

@@ -63,10 +63,10 @@ inline constexpr uint64_t kBlameStepNs =
     100'000'000;  ///< Times 12 signals: every wait ends within 1.3 s of its deadline.
 
 /// Who waits, in error records, traces and documents.
-enum class Role : uint8_t { kDispatch, kLoad, kMath, kCombine, kClean, kIdle, kCount };
+enum class Role : uint8_t { kDispatch, kLoad, kMath, kCombine, kClean, kStore, kIdle, kCount };
 
 constexpr const char* name(Role role) {
-  constexpr const char* kNames[] = {"dispatch", "load", "math", "combine", "clean", "idle"};
+  constexpr const char* kNames[] = {"dispatch", "load", "math", "combine", "clean", "store", "idle"};
   return kNames[static_cast<uint32_t>(role)];
 }
 

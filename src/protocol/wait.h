@@ -23,7 +23,7 @@ template <Machine M>
 MEGAMOE_HD void give_up(M& m, const RankView& view, const Call& call, const WaitSite& site, uint64_t seen,
                         const RankSet& missing, uint64_t waited_ns) {
   void* own = view.own();
-  if (m.template add_acq_rel<Signal::kErrorClaim>(view.layout.error_claim.in(own), 1) != 0) return;
+  if (m.template add_relaxed<Signal::kErrorClaim>(view.layout.error_claim.in(own), 1) != 0) return;
   ErrorRecord& record = *view.layout.error_record.in(own);
   record.rank = static_cast<uint16_t>(view.rank);
   record.role = site.role;
@@ -39,6 +39,20 @@ MEGAMOE_HD void give_up(M& m, const RankView& view, const Call& call, const Wait
   for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer)
     m.template store_release<Signal::kAbort>(view.layout.abort_word.in(view.base(peer)),
                                              abort_value(call.epoch, view.rank));
+}
+
+/// Raises this rank's abort word because another rank is known to be dead. May run beside a call, on any thread.
+/// Order: as in give_up; every other rank is told by its own transport.
+template <Machine M>
+MEGAMOE_HD void report_death(M& m, const RankView& view, uint32_t dead_rank) {
+  void* own = view.own();
+  if (m.template add_relaxed<Signal::kErrorClaim>(view.layout.error_claim.in(own), 1) != 0) return;
+  ErrorRecord& record = *view.layout.error_record.in(own);
+  record.rank = static_cast<uint16_t>(view.rank);
+  record.signal = Signal::kAbort;
+  record.missing.insert(dead_rank);
+  record.valid = 1;
+  m.template store_release<Signal::kAbort>(view.layout.abort_word.in(own), abort_value(0, view.rank));
 }
 
 /// Waits until `look(seen)` returns true. `look` makes the acquire load that pairs with the release of `site.signal`
@@ -65,6 +79,17 @@ MEGAMOE_HD WaitResult wait_for(M& m, const RankView& view, const Call& call, con
     }
     m.relax(spins);
   }
+}
+
+/// The ranks whose header of this call is not here.
+template <Machine M>
+MEGAMOE_HD RankSet missing_headers(M& m, const RankView& view, const Call& call) {
+  const Banks own(view, call.bank());
+  RankSet missing;
+  for (uint32_t source = 0; source < view.spec.num_ranks; ++source)
+    if (header_epoch(m.template load_acquire<Signal::kHeader>(own.header + source)) != call.epoch)
+      missing.insert(source);
+  return missing;
 }
 
 /// For signals that only this rank itself owes.

@@ -72,25 +72,25 @@ struct WarpPlan {
 constexpr WarpgroupPlan math_warpgroup(uint32_t registers) {
   return {{Role::kMath, Role::kMath, Role::kMath, Role::kMath}, registers};
 }
-/// Two load warps (tokens, weights) and two dispatch warps in one warpgroup.
+/// Two load warps (weights, tokens), a store warp and a dispatch warp in one warpgroup.
 constexpr WarpgroupPlan service_warpgroup(uint32_t registers) {
-  return {{Role::kLoad, Role::kLoad, Role::kDispatch, Role::kDispatch}, registers};
+  return {{Role::kLoad, Role::kLoad, Role::kStore, Role::kDispatch}, registers};
 }
 constexpr WarpgroupPlan load_warpgroup(uint32_t registers) {
   return {{Role::kLoad, Role::kLoad, Role::kIdle, Role::kIdle}, registers};
 }
 constexpr WarpgroupPlan dispatch_warpgroup(uint32_t registers) {
-  return {{Role::kDispatch, Role::kDispatch, Role::kDispatch, Role::kDispatch}, registers};
+  return {{Role::kDispatch, Role::kDispatch, Role::kDispatch, Role::kStore}, registers};
 }
 
-/// 384 threads, the default: dispatch and load share a warpgroup, two math warpgroups of up to 224 registers (64 partial
+/// 384 threads, the default: dispatch, load and store share a warpgroup, two math warpgroups of up to 224 registers (64 partial
 /// and 128 final sums each).
 inline constexpr WarpPlan kPlan384{
     "384: 56/224", 3, {service_warpgroup(56), math_warpgroup(224), math_warpgroup(224)}};
 /// The same with less asked for; the smaller accumulators of 64-row tiles fit.
 inline constexpr WarpPlan kPlan384Narrow{
     "384: 48/208", 3, {service_warpgroup(48), math_warpgroup(208), math_warpgroup(208)}};
-/// 768 threads: a warpgroup each for dispatch and load, four math warpgroups of 64x64.
+/// 768 threads: a warpgroup each for dispatch (with store) and load, four math warpgroups of 64x64.
 inline constexpr WarpPlan kPlan768{"768: 32/24/104",
                                    6,
                                    {dispatch_warpgroup(32), load_warpgroup(24), math_warpgroup(104),

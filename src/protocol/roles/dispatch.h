@@ -87,13 +87,7 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
     const WaitSite site{Signal::kHeader, Role::kDispatch, 0, source, header_value(call.epoch, 0)};
     const WaitResult result = wait_for(
         m, view, call, site, [&](uint64_t& seen) { return arrived(source, seen); },
-        [&] {
-          RankSet missing;
-          uint64_t seen = 0;
-          for (uint32_t other = 0; other < view.spec.num_ranks; ++other)
-            if (!arrived(other, seen)) missing.insert(other);
-          return missing;
-        });
+        [&] { return missing_headers(m, view, call); });
     if (result != WaitResult::kReady) return result;
     uint64_t seen = 0;
     arrived(source, seen);
@@ -142,31 +136,43 @@ MEGAMOE_HD WaitResult pull_rows(M& m, const RankView& view, const Call& call, So
   const Banks own(view, call.bank());
   const BlockRing ring = view.token_ring();
   const uint32_t num_ranks = view.spec.num_ranks;
-  Signal blocked_by = Signal::kInputFull;
-  uint64_t blocked_index = 0;
-  uint32_t blocked_source = 0;
+  // What this wait is for, as of the last look: a late source if there is one, else room in the token ring.
+  WaitSite site{Signal::kInputFull, Role::kDispatch, 0, 0, call.epoch};
+  RankSet late;
+  uint64_t seen = 0;
 
-  const auto can_pull = [&](uint32_t source, const SourceCursor& at, uint64_t& seen) {
+  const auto can_pull = [&](uint32_t source, const SourceCursor& at) {
     if (ring.has_previous(at.block())) {
-      blocked_by = Signal::kActsFull;
-      blocked_index = ring.previous(at.block());
-      seen = m.template load_acquire<Signal::kActsFull>(own.acts_full + blocked_index);
-      if (seen < view.schedule.num_l1_tiles) return false;
+      const uint32_t previous = ring.previous(at.block());
+      const uint32_t finished = m.template load_acquire<Signal::kActsFull>(own.acts_full + previous);
+      if (finished < view.schedule.num_l1_tiles) {
+        if (late.empty()) {
+          site.signal = Signal::kActsFull;
+          site.index = previous;
+          site.expected = view.schedule.num_l1_tiles;
+          seen = finished;
+        }
+        return false;
+      }
     }
     if ((m.template load_acquire<Signal::kHeader>(own.header + source) & kHeaderInputReady) != 0) return true;
     const uint32_t token =
         view.layout.slot_list.in(view.base(source))[at.list_index()].token_slot / view.spec.shape.top_k;
-    blocked_by = Signal::kInputFull;
-    blocked_index = token / WorkspaceSpec::kInputBlockTokens;
-    blocked_source = source;
-    seen = m.template load_acquire<Signal::kInputFull>(view.layout.input_full.in(view.base(source)) + blocked_index);
-    return seen == call.epoch;
+    const uint32_t block = token / WorkspaceSpec::kInputBlockTokens;
+    const uint32_t epoch =
+        m.template load_acquire<Signal::kInputFull>(view.layout.input_full.in(view.base(source)) + block);
+    if (epoch == call.epoch) return true;
+    site.signal = Signal::kInputFull;
+    site.index = block;
+    site.expected = call.epoch;
+    seen = epoch;
+    late.insert(source);
+    return false;
   };
   const auto pull_run = [&](uint32_t source, SourceCursor& at) {
     const uint32_t block = at.block();
     uint32_t num_rows = 0;
-    uint64_t seen = 0;
-    while (num_rows < kRunRows && !at.done() && at.block() == block && can_pull(source, at, seen)) {
+    while (num_rows < kRunRows && !at.done() && at.block() == block && can_pull(source, at)) {
       pull_row(m, view, source, at);
       at.advance();
       ++num_rows;
@@ -176,25 +182,21 @@ MEGAMOE_HD WaitResult pull_rows(M& m, const RankView& view, const Call& call, So
   };
 
   bool done = false;
-  const auto pull_some = [&](uint64_t& seen) {
+  const auto pull_some = [&](uint64_t& seen_last) {
     bool progress = false;
     done = true;
+    late = {};
     for (uint32_t n = 0; n < num_ranks; ++n) {
       const uint32_t source = nth_source(view.rank, n, num_ranks);
       if (cursors[n].done()) continue;
       if (pull_run(source, cursors[n])) progress = true;
       if (!cursors[n].done()) done = false;
     }
-    seen = 0;
+    seen_last = seen;
     return progress || done;
   };
   while (!done) {
-    const WaitSite site{Signal::kInputFull, Role::kDispatch, 0, blocked_index, call.epoch};
-    const WaitResult result = wait_for(m, view, call, site, pull_some, [&] {
-      RankSet missing;
-      if (blocked_by == Signal::kInputFull) missing.insert(blocked_source);
-      return missing;
-    });
+    const WaitResult result = wait_for(m, view, call, site, pull_some, [&] { return late; });
     if (result != WaitResult::kReady) return result;
   }
   return WaitResult::kReady;

@@ -5,7 +5,8 @@
 
 namespace megamoe::protocol {
 
-/// Waits for the plan of this call. Pairs with publish_plan in roles/dispatch.h.
+/// Waits for the plan of this call. Pairs with publish_plan in roles/dispatch.h. Where there is no plan because a rank
+/// has not come, that rank is named.
 template <Machine M>
 MEGAMOE_HD WaitResult wait_plan(M& m, const RankView& view, const Call& call, Role role, uint32_t worker) {
   const WaitSite site{Signal::kPlanReady, role, worker, 0, call.epoch};
@@ -15,7 +16,7 @@ MEGAMOE_HD WaitResult wait_plan(M& m, const RankView& view, const Call& call, Ro
         seen = m.template load_acquire<Signal::kPlanReady>(view.layout.plan_ready.in(view.own()));
         return seen == call.epoch;
       },
-      NobodyElse{});
+      [&] { return missing_headers(m, view, call); });
 }
 
 /// Waits until counter[index] has reached `expected`.

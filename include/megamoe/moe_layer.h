@@ -1,0 +1,150 @@
+// The one class most users need: an expert-parallel MoE layer on one rank of a group.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megamoe/shape.h"
+#include "megamoe/status.h"
+#include "megamoe/symmetric_memory.h"
+#include "megamoe/tensor.h"
+
+namespace megamoe {
+
+inline constexpr uint64_t kDefaultTimeoutNs = 300'000'000'000;
+
+/// Row order of w13. Stated with the weights, never guessed.
+enum class W13Layout : uint8_t {
+  kUnspecified = 0,  ///< Refused.
+  kGateUp,           ///< I gate rows, then I up rows (Hugging Face, vLLM).
+  kUpGate,           ///< I up rows, then I gate rows.
+  kInterleaved1,     ///< gate, up, gate, up, ... row by row.
+  kInterleaved8,     ///< 8 gate rows, 8 up rows, ...
+};
+
+/// How the numbers of a scale tensor are to be read. Stated with the tensors; a mismatch with their dtype or values is
+/// refused.
+enum class ScaleFormat : uint8_t {
+  kUnspecified = 0,  ///< Refused.
+  kFloat32,          ///< FP32 multipliers: value = code * scale.
+  kUe8m0,  ///< Powers of two: one exponent byte each (dtype kFloat8E8M0), or FP32 values that are powers of two.
+};
+
+/// What a layer is. Equal on all ranks, except num_threads.
+struct LayerConfig {
+  MoeShape shape;
+  uint32_t max_tokens_per_rank = 0;         ///< Capacity of one forward call on each rank, at least 1.
+  std::optional<float> swiglu_clamp;        ///< gate <= c, |up| <= c before SwiGLU; absent or +inf: none. Must be > 0.
+  uint64_t timeout_ns = kDefaultTimeoutNs;  ///< Of every wait for another rank.
+  std::string backend = "auto";             ///< "auto", "cpu", "cuda".
+  uint32_t num_threads = 0;                 ///< CPU workers of this rank; 0: the machine's cores shared by its ranks.
+
+  // Sizes that never change a result, only memory and speed; 0 chooses.
+  uint32_t block_rows = 0;         ///< Rows of a pool block (CPU: 8 to 256).
+  uint32_t token_ring_blocks = 0;  ///< Blocks of received tokens held at a time.
+  uint32_t act_ring_blocks = 0;    ///< Blocks of activations held between the two GEMMs.
+  uint32_t unit_blocks = 0;        ///< Blocks of an expert that share a pass over its weights.
+  uint32_t lag_units = 0;          ///< Units by which the second GEMM stays behind the first.
+};
+
+/// The weights of this rank's experts, in expert order (n = num_experts / num_ranks). Borrowed: they must outlive the
+/// layer's use.
+struct ExpertWeights {
+  TensorView w13;        ///< [n, 2 * I, H] float8_e4m3fn, dense.
+  TensorView w13_scale;  ///< [n, 2, ceil(I / 128), H / 128], or [n, 2 * I / 128, H / 128] where I is a multiple of 128.
+  TensorView w2;         ///< [n, H, I] float8_e4m3fn, dense.
+  TensorView w2_scale;   ///< [n, H / 128, ceil(I / 128)].
+  W13Layout w13_layout = W13Layout::kUnspecified;  ///< Also the order of w13_scale's halves.
+  ScaleFormat scale_format = ScaleFormat::kUnspecified;
+};
+
+/// One call on one rank. All views are caller-owned; with zero tokens their data may be null.
+struct ForwardArgs {
+  TensorView hidden_states;  ///< [T, H] bfloat16 (quantised here), or float8_e4m3fn with scales.
+  TensorView
+      hidden_states_scale;  ///< [T, H / 128] for float8 tokens; strides tell row-major from group-major. Else absent.
+  ScaleFormat scale_format = ScaleFormat::kUnspecified;  ///< Of hidden_states_scale; required with it.
+  TensorView topk_ids;      ///< [T, K] int32 or int64; -1 masks a slot. The same id twice counts twice.
+  TensorView topk_weights;  ///< [T, K] float32; never read where the id is -1.
+  TensorView
+      output;  ///< [T, H] bfloat16. A refused call leaves it as it was; after a timeout its contents are not defined.
+  uint64_t timeout_ns = 0;  ///< Overrides LayerConfig::timeout_ns where not 0.
+};
+
+/// One region of the symmetric workspace.
+struct RegionInfo {
+  std::string name;
+  uint64_t offset_bytes = 0;
+  uint64_t bytes = 0;
+  std::string reach;  ///< "local", "peers write", "peers read".
+};
+
+/// One warp (or thread) role of a kernel.
+struct RoleInfo {
+  std::string role;
+  uint32_t num_threads = 0;
+  uint32_t registers = 0;  ///< Per thread; 0 on a CPU.
+};
+
+/// What a layer would allocate and run; made without allocating anything.
+struct LayerPlan {
+  std::string backend;
+  std::string kernel;  ///< The kernel specification in one line: tiles, stages, formats.
+  std::vector<RegionInfo> regions;
+  uint64_t workspace_bytes = 0;  ///< Per rank, exactly what is allocated.
+  std::vector<RoleInfo> roles;
+  std::string schedule;  ///< The order of the tiles, in words.
+  uint32_t block_rows = 0, token_ring_blocks = 0, act_ring_blocks = 0, unit_blocks = 0, lag_units = 0;
+};
+
+/// What the last forward call of this rank did.
+struct ForwardReport {
+  uint64_t total_ns = 0;
+  uint64_t route_ns = 0;     ///< Sorting slots, exchanging headers.
+  uint64_t quantize_ns = 0;  ///< Summed over workers, like the following.
+  uint64_t pull_ns = 0;
+  uint64_t l1_ns = 0;
+  uint64_t l2_ns = 0;
+  uint64_t combine_ns = 0;
+  std::vector<uint32_t> rows_per_expert;  ///< Received by this rank's experts.
+};
+
+class MoeLayer {
+ public:
+  /// Checks a configuration and says what it would allocate. Needs no group and no GPU.
+  static Result<LayerPlan> plan(const LayerConfig& config, uint32_t num_ranks);
+
+  /// Collective: checks that all ranks were given the same configuration, allocates the workspace.
+  /// @param group  this rank's membership; the layer keeps it
+  /// Errors: kInvalidArgument, kNotSupported (before anything is allocated), kOutOfMemory, kTimeout, kPeerFailed.
+  static Result<MoeLayer> create(const LayerConfig& config, std::shared_ptr<SymmetricMemory> group);
+
+  MoeLayer(MoeLayer&&) noexcept;
+  MoeLayer& operator=(MoeLayer&&) noexcept;
+  ~MoeLayer();
+
+  /// Not collective. Checks shapes, dtypes, layouts and scales. May be called again between forward calls.
+  Status load_weights(const ExpertWeights& weights);
+
+  /// Collective: y[t] = sum over slots of weight * expert(x[t]). Ranks may have different numbers of tokens, also none.
+  /// Errors: a rank that is given wrong arguments makes the call fail on every rank with the same reason, nothing is
+  /// written, and the next call works. kTimeout and kPeerFailed (a rank did not come, or died) leave the layer poisoned
+  /// until reset().
+  Status forward(const ForwardArgs& args);
+
+  /// Collective: makes a poisoned layer usable again.
+  Status reset();
+
+  const LayerPlan& plan() const;
+  const ForwardReport& last_report() const;
+
+ private:
+  class Impl;
+  explicit MoeLayer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megamoe

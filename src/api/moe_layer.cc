@@ -1,0 +1,202 @@
+// MoeLayer: create -> validate -> agree -> allocate -> bind a backend; forward -> validate -> backend.
+#include "megamoe/moe_layer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "api/log.h"
+#include "api/options.h"
+#include "api/registry.h"
+#include "api/validate.h"
+
+namespace megamoe {
+namespace {
+
+constexpr std::string_view reach_text(protocol::Reach reach) {
+  switch (reach) {
+    case protocol::Reach::kPeersWrite:
+      return "peers write";
+    case protocol::Reach::kPeersRead:
+      return "peers read";
+    default:
+      return "local";
+  }
+}
+
+Result<backends::BackendPlan> make_plan(const LayerConfig& config, uint32_t num_ranks,
+                                        const backends::Backend*& backend) {
+  MEGAMOE_RETURN_IF_ERROR(api::apply_environment());
+  MEGAMOE_RETURN_IF_ERROR(api::validate_config(config, num_ranks));
+  Result<const backends::Backend*> chosen = api::choose_backend(config.backend);
+  if (!chosen.ok()) return chosen.status();
+  backend = chosen.value();
+  Result<backends::BackendPlan> plan = backend->plan(config, num_ranks);
+  if (!plan.ok()) return plan;
+  LayerPlan& report = plan->report;
+  const protocol::Workspace layout = protocol::Workspace::plan(plan->workspace);
+  protocol::Workspace::for_each_region(
+      plan->workspace, [&](const char* region, auto member, uint64_t, uint64_t, protocol::Reach reach) {
+        report.regions.push_back(
+            {region, (layout.*member).offset, (layout.*member).bytes(), std::string(reach_text(reach))});
+      });
+  report.workspace_bytes = layout.bytes;
+  return plan;
+}
+
+/// Everything that must be equal on all ranks, in words, so that a difference can be shown.
+std::string agreement_text(const LayerConfig& c, const backends::BackendPlan& plan) {
+  const protocol::WorkspaceSpec& w = plan.workspace;
+  return fmt::format(
+      "backend={} hidden={} intermediate={} num_experts={} top_k={} max_tokens_per_rank={} swiglu_clamp={} "
+      "block_rows={} "
+      "token_ring_blocks={} act_ring_blocks={} unit_blocks={} lag_units={}",
+      plan.report.backend, w.shape.hidden, w.shape.intermediate, w.shape.num_experts, w.shape.top_k, w.max_tokens,
+      c.swiglu_clamp ? fmt::format("{}", *c.swiglu_clamp) : "none", w.block_m, w.token_ring_blocks, w.act_ring_blocks,
+      plan.schedule.unit_blocks, plan.schedule.lag_units);
+}
+
+/// Collective: every rank tells whether it can go on; the first failure is everybody's.
+/// @param mine  ok, or why this rank cannot go on
+Status agree(SymmetricMemory& group, const Status& mine, const std::string& text, std::string_view what,
+             uint64_t timeout_ns) {
+  const std::string message = mine.ok() ? "+" + text : "-" + mine.message();
+  const Result<std::vector<std::string>> all = group.all_gather(message, what, timeout_ns);
+  if (!mine.ok()) return mine;
+  if (!all.ok()) return all.status();
+  for (uint32_t rank = 0; rank < group.num_ranks(); ++rank) {
+    const std::string& theirs = all.value()[rank];
+    if (!theirs.empty() && theirs[0] == '-')
+      return {Code::kPeerFailed,
+              fmt::format("{}: rank {} failed, so no rank goes on: {}", what, rank, theirs.substr(1))};
+  }
+  for (uint32_t rank = 1; rank < group.num_ranks(); ++rank) {
+    if (all.value()[rank] != all.value()[0])
+      return {Code::kInvalidArgument,
+              fmt::format("{}: all ranks must be given the same configuration; rank 0 has \"{}\", rank {} has \"{}\"",
+                          what, all.value()[0].substr(1), rank, all.value()[rank].substr(1))};
+  }
+  return {};
+}
+
+}  // namespace
+
+class MoeLayer::Impl {
+ public:
+  Impl(LayerConfig config, std::shared_ptr<SymmetricMemory> group)
+      : config_(std::move(config)), group_(std::move(group)) {}
+
+  Status open() {
+    const backends::Backend* backend = nullptr;
+    Result<backends::BackendPlan> plan = make_plan(config_, group_->num_ranks(), backend);
+    const std::string text = plan.ok() ? agreement_text(config_, plan.value()) : "";
+    const uint64_t timeout_ns = config_.timeout_ns != 0 ? config_.timeout_ns : kDefaultTimeoutNs;
+    MEGAMOE_RETURN_IF_ERROR(agree(*group_, plan.ok() ? Status{} : plan.status(), text, "moe_layer.create", timeout_ns));
+    plan_ = std::move(plan).value();
+    MEGAMOE_RETURN_IF_ERROR(group_->allocate(plan_.report.workspace_bytes, timeout_ns));
+    allocated_ = true;
+    Result<std::unique_ptr<backends::BackendRank>> rank = backend->create(config_, plan_, group_);
+    if (rank.ok()) rank_ = std::move(rank).value();
+    if (rank_ != nullptr) group_->set_death_callback([this](uint32_t dead) { rank_->peer_died(dead); });
+    MEGAMOE_RETURN_IF_ERROR(
+        agree(*group_, rank_ != nullptr ? Status{} : rank.status(), "", "moe_layer.create", timeout_ns));
+    api::log(api::LogLevel::kInfo,
+             fmt::format("rank {} of {} ({}): backend {}, {} bytes of workspace", group_->rank(), group_->num_ranks(),
+                         group_->transport(), plan_.report.backend, plan_.report.workspace_bytes));
+    return {};
+  }
+
+  ~Impl() {
+    group_->set_death_callback({});
+    rank_.reset();
+    if (!allocated_) return;
+    // Nobody may unmap while a peer still runs; a peer that is gone for good is not waited for long.
+    constexpr uint64_t kFarewellNs = 10'000'000'000;
+    (void)group_->release(std::min(config_.timeout_ns, kFarewellNs));
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Status load_weights(const ExpertWeights& weights) {
+    const uint32_t local = config_.shape.num_experts / group_->num_ranks();
+    MEGAMOE_RETURN_IF_ERROR(api::validate_weights(weights, config_.shape, local));
+    MEGAMOE_RETURN_IF_ERROR(rank_->load_weights(weights));
+    has_weights_ = true;
+    return {};
+  }
+
+  Status forward(const ForwardArgs& args) {
+    if (poisoned_)
+      return {Code::kPoisoned,
+              fmt::format("moe_layer.forward: an earlier call was cut short ({}); call reset() on every rank first",
+                          poison_reason_)};
+    Status refusal = api::validate_forward(args, config_);
+    if (refusal.ok() && !has_weights_)
+      refusal = {Code::kInvalidArgument, "moe_layer.forward: load_weights must have succeeded before, and it has not"};
+    const Status status = rank_->forward(args, refusal);
+    return note(status);
+  }
+
+  Status reset() {
+    MEGAMOE_RETURN_IF_ERROR(agree(*group_, {}, "", "moe_layer.reset", config_.timeout_ns));
+    const Status mine = rank_->reset();
+    MEGAMOE_RETURN_IF_ERROR(agree(*group_, mine, "", "moe_layer.reset", config_.timeout_ns));
+    poisoned_ = false;
+    poison_reason_.clear();
+    return {};
+  }
+
+  const LayerPlan& plan() const { return plan_.report; }
+  const ForwardReport& last_report() const { return rank_->last_report(); }
+
+ private:
+  /// A call that was cut short poisons the layer; a refused one does not.
+  Status note(const Status& status) {
+    if (status.ok() || !rank_->cut_short()) return status;
+    poisoned_ = true;
+    std::string dead;
+    for (const uint32_t rank : group_->dead_ranks()) dead += fmt::format("; {} has died", group_->describe(rank));
+    poison_reason_ = status.message() + dead;
+    api::log(api::LogLevel::kWarning, poison_reason_);
+    return {status.code(), poison_reason_};
+  }
+
+  LayerConfig config_;
+  std::shared_ptr<SymmetricMemory> group_;
+  backends::BackendPlan plan_;
+  std::unique_ptr<backends::BackendRank> rank_;
+  bool allocated_ = false;
+  bool has_weights_ = false;
+  bool poisoned_ = false;
+  std::string poison_reason_;
+};
+
+Result<LayerPlan> MoeLayer::plan(const LayerConfig& config, uint32_t num_ranks) {
+  const backends::Backend* backend = nullptr;
+  Result<backends::BackendPlan> plan = make_plan(config, num_ranks, backend);
+  if (!plan.ok()) return plan.status();
+  return std::move(plan->report);
+}
+
+Result<MoeLayer> MoeLayer::create(const LayerConfig& config, std::shared_ptr<SymmetricMemory> group) {
+  if (group == nullptr)
+    return Status{Code::kInvalidArgument,
+                  "moe_layer.create: group must be given, got a null pointer; see make_thread_group"};
+  auto impl = std::make_unique<Impl>(config, std::move(group));
+  MEGAMOE_RETURN_IF_ERROR(impl->open());
+  return MoeLayer(std::move(impl));
+}
+
+MoeLayer::MoeLayer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
+MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
+MoeLayer::~MoeLayer() = default;
+
+Status MoeLayer::load_weights(const ExpertWeights& weights) { return impl_->load_weights(weights); }
+Status MoeLayer::forward(const ForwardArgs& args) { return impl_->forward(args); }
+Status MoeLayer::reset() { return impl_->reset(); }
+const LayerPlan& MoeLayer::plan() const { return impl_->plan(); }
+const ForwardReport& MoeLayer::last_report() const { return impl_->last_report(); }
+
+}  // namespace megamoe

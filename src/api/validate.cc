@@ -1,0 +1,244 @@
+// Every precondition of the public calls and its message.
+#include "api/validate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <initializer_list>
+#include <string>
+
+#include "core/formats/ue8m0.h"
+#include "core/integer.h"
+#include "core/scale_values.h"
+
+namespace megamoe::api {
+namespace {
+
+template <class... Args>
+Status invalid(fmt::format_string<Args...> format, Args&&... args) {
+  return {Code::kInvalidArgument, fmt::format(format, std::forward<Args>(args)...)};
+}
+
+std::string shape_text(const TensorView& view) {
+  std::string text = "[";
+  for (uint32_t i = 0; i < std::min(view.num_dims, TensorView::kMaxRank); ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", view.shape[i]);
+  return text + "]";
+}
+
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape.begin(), shape.end(), ", "));
+}
+
+bool has_shape(const TensorView& view, std::initializer_list<int64_t> shape) {
+  if (view.num_dims != shape.size()) return false;
+  uint32_t i = 0;
+  for (const int64_t extent : shape)
+    if (view.shape[i++] != extent) return false;
+  return true;
+}
+
+/// Dtype, extents, place and presence of one tensor.
+Status check_tensor(const char* where, const char* what, const TensorView& view, std::initializer_list<DType> dtypes,
+                    std::initializer_list<int64_t> shape) {
+  if (!view.present()) return invalid("{}: {} must be given, got an empty view", where, what);
+  bool dtype_ok = false;
+  std::string wanted;
+  for (const DType dtype : dtypes) {
+    dtype_ok = dtype_ok || view.dtype == dtype;
+    wanted += fmt::format("{}{}", wanted.empty() ? "" : " or ", name(dtype));
+  }
+  if (!dtype_ok) return invalid("{}: {} must be {}, got {}; convert it first", where, what, wanted, name(view.dtype));
+  if (!has_shape(view, shape))
+    return invalid("{}: {} must have shape {}, got {}", where, what, shape_text(shape), shape_text(view));
+  if (view.device != Device::kCpu)
+    return invalid("{}: {} must lie in host memory for the cpu backend, got a CUDA device pointer", where, what);
+  if (view.data == nullptr && view.num_elements() != 0)
+    return invalid("{}: {} must not be null, since it has {} elements", where, what, view.num_elements());
+  return {};
+}
+
+Status check_dense(const char* where, const char* what, const TensorView& view) {
+  if (view.is_dense()) return {};
+  return invalid(
+      "{}: {} must be dense and row-major, since weights are used in place, got other strides; copy it first", where,
+      what);
+}
+
+/// Rows may be apart; the elements of a row must be neighbours.
+Status check_rows(const char* where, const char* what, const TensorView& view) {
+  if (view.num_elements() == 0 || view.shape[1] == 1 || view.strides[1] == 1) return {};
+  return invalid("{}: the elements of a row of {} must be neighbours (stride 1), got stride {}", where, what,
+                 view.strides[1]);
+}
+
+/// Rows that are written must not share elements.
+Status check_rows_apart(const char* where, const char* what, const TensorView& view) {
+  if (view.shape[0] <= 1 || view.shape[1] == 0 || std::abs(view.strides[0]) >= view.shape[1]) return {};
+  return invalid("{}: rows of {} must not overlap, got {} columns at a row stride of {}", where, what, view.shape[1],
+                 view.strides[0]);
+}
+
+/// The declared format against dtype and values.
+Status check_scale_format(const char* where, const char* what, const TensorView& view, ScaleFormat format) {
+  if (format == ScaleFormat::kUnspecified)
+    return invalid(
+        "{}: the scale format of {} must be stated (float32 or ue8m0), since FP8 scales of both kinds look alike",
+        where, what);
+  if (format == ScaleFormat::kFloat32 && view.dtype != DType::kFloat32)
+    return invalid("{}: {} was declared as float32 scales, got {}; declare ue8m0 or convert it", where, what,
+                   name(view.dtype));
+  return {};
+}
+
+/// Walks every element of a scale tensor, whatever its strides.
+template <class Check>
+Status for_each_scale(const TensorView& view, Check check) {
+  std::array<int64_t, TensorView::kMaxRank> index{};
+  for (int64_t n = view.num_elements(); n > 0; --n) {
+    int64_t offset = 0;
+    for (uint32_t d = 0; d < view.num_dims; ++d) offset += index[d] * view.strides[d];
+    MEGAMOE_RETURN_IF_ERROR(check(core::scale_at(view, offset), index));
+    for (uint32_t d = view.num_dims; d-- > 0;) {
+      if (++index[d] < view.shape[d]) break;
+      index[d] = 0;
+    }
+  }
+  return {};
+}
+
+Status check_scale_values(const char* where, const char* what, const TensorView& view, ScaleFormat format,
+                          bool must_be_finite) {
+  if (format != ScaleFormat::kUe8m0 && !must_be_finite) return {};
+  return for_each_scale(view, [&](float scale, const auto& index) -> Status {
+    const auto at = [&] { return fmt::format("[{}]", fmt::join(index.begin(), index.begin() + view.num_dims, ", ")); };
+    if (must_be_finite && !std::isfinite(scale))
+      return invalid("{}: every scale of {} must be finite, got {} at {}", where, what, scale, at());
+    if (format == ScaleFormat::kUe8m0 && view.dtype == DType::kFloat32 && !core::is_power_of_two(scale))
+      return invalid(
+          "{}: {} was declared as ue8m0, so every scale must be a power of two, got {} at {}; declare float32", where,
+          what, scale, at());
+    return {};
+  });
+}
+
+Status check_sizes(const MoeShape& s, const char* where) {
+  if (s.hidden == 0 || s.hidden % kScaleGroup != 0)
+    return invalid("{}: hidden must be a positive multiple of 128 (one FP8 scale block), got {}; pad it to {}", where,
+                   s.hidden, std::max<uint32_t>(1, core::ceil_div(s.hidden, kScaleGroup)) * kScaleGroup);
+  if (s.intermediate == 0 || s.intermediate % 64 != 0)
+    return invalid(
+        "{}: intermediate must be a positive multiple of 64 (half a scale block), got {}; pad it to {} with zeros",
+        where, s.intermediate, std::max<uint32_t>(1, core::ceil_div(s.intermediate, 64u)) * 64);
+  constexpr uint32_t kMaxExtent = 1u << 24;
+  if (s.hidden > kMaxExtent || s.intermediate > kMaxExtent)
+    return invalid("{}: hidden and intermediate must be at most {}, got {} and {}", where, kMaxExtent, s.hidden,
+                   s.intermediate);
+  if (s.num_experts == 0 || s.num_experts > kMaxExperts)
+    return invalid("{}: num_experts must be between 1 and {}, got {}", where, kMaxExperts, s.num_experts);
+  if (s.top_k == 0 || s.top_k > kMaxTopK)
+    return invalid("{}: top_k must be between 1 and {}, got {}", where, kMaxTopK, s.top_k);
+  if (s.top_k > s.num_experts)
+    return invalid("{}: top_k must not exceed num_experts ({}), got {}", where, s.num_experts, s.top_k);
+  return {};
+}
+
+}  // namespace
+
+Status validate_config(const LayerConfig& config, uint32_t num_ranks) {
+  const char* where = "moe_layer.create";
+  const MoeShape& s = config.shape;
+  MEGAMOE_RETURN_IF_ERROR(check_sizes(s, where));
+  if (num_ranks == 0 || num_ranks > kMaxRanks)
+    return invalid("{}: the number of ranks must be between 1 and {}, got {}", where, kMaxRanks, num_ranks);
+  if (s.num_experts % num_ranks != 0) {
+    std::string usable;
+    for (uint32_t ranks = 1; ranks <= std::min(kMaxRanks, s.num_experts); ++ranks)
+      if (s.num_experts % ranks == 0) usable += fmt::format("{}{}", usable.empty() ? "" : ", ", ranks);
+    return invalid(
+        "{}: num_experts must be divisible by the number of ranks, got {} experts on {} ranks; usable rank counts: {}",
+        where, s.num_experts, num_ranks, usable);
+  }
+  if (config.max_tokens_per_rank == 0) return invalid("{}: max_tokens_per_rank must be at least 1, got 0", where);
+  if (config.swiglu_clamp && !(*config.swiglu_clamp > 0))
+    return invalid("{}: swiglu_clamp must be greater than 0, got {}; leave it unset for no clamp", where,
+                   *config.swiglu_clamp);
+  if (config.timeout_ns == 0) return invalid("{}: timeout_ns must be greater than 0, got 0", where);
+  constexpr uint32_t kMaxThreads = 1024;
+  if (config.num_threads > kMaxThreads)
+    return invalid("{}: num_threads must be at most {}, got {}; 0 chooses", where, kMaxThreads, config.num_threads);
+  return {};
+}
+
+Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uint32_t local_experts) {
+  const char* where = "moe_layer.load_weights";
+  const int64_t n = local_experts, h = shape.hidden, i = shape.intermediate;
+  const int64_t h_blocks = h / kScaleGroup, i_blocks = core::ceil_div<int64_t>(i, kScaleGroup);
+  if (weights.w13_layout == W13Layout::kUnspecified)
+    return invalid(
+        "{}: w13_layout must be stated (gate_up, up_gate, interleaved_1 or interleaved_8), since gate and up rows look "
+        "alike",
+        where);
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w13", weights.w13, {DType::kFloat8E4M3}, {n, 2 * i, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_dense(where, "w13", weights.w13));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w2", weights.w2, {DType::kFloat8E4M3}, {n, h, i}));
+  MEGAMOE_RETURN_IF_ERROR(check_dense(where, "w2", weights.w2));
+  const TensorView& scale = weights.w13_scale;
+  if (scale.num_dims == 3 && i % kScaleGroup != 0)
+    return invalid(
+        "{}: w13_scale must have shape {} (gate and up grids apart), since intermediate {} is no multiple of 128 and "
+        "one grid over both would share blocks, got {}",
+        where, shape_text({n, 2, i_blocks, h_blocks}), i, shape_text(scale));
+  const std::initializer_list<DType> scale_types = {DType::kFloat32, DType::kFloat8E8M0};
+  if (scale.num_dims == 3) {
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w13_scale", scale, scale_types, {n, 2 * i_blocks, h_blocks}));
+  } else {
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w13_scale", scale, scale_types, {n, 2, i_blocks, h_blocks}));
+  }
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w2_scale", weights.w2_scale, scale_types, {n, h_blocks, i_blocks}));
+  const std::pair<const char*, const TensorView*> scales[] = {{"w13_scale", &scale}, {"w2_scale", &weights.w2_scale}};
+  for (const auto& [what, view] : scales) {
+    MEGAMOE_RETURN_IF_ERROR(check_dense(where, what, *view));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, what, *view, weights.scale_format));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_values(where, what, *view, weights.scale_format, true));
+  }
+  return {};
+}
+
+Status validate_forward(const ForwardArgs& args, const LayerConfig& config) {
+  const char* where = "moe_layer.forward";
+  const int64_t h = config.shape.hidden, k = config.shape.top_k;
+  const TensorView& x = args.hidden_states;
+  if (!x.present() || x.num_dims != 2)
+    return invalid("{}: hidden_states must have shape [tokens, {}], got {}", where, h, shape_text(x));
+  const int64_t t = x.shape[0];
+  if (t < 0) return invalid("{}: the number of tokens must not be negative, got {}", where, t);
+  if (t > int64_t{config.max_tokens_per_rank})
+    return invalid(
+        "{}: the number of tokens must not exceed max_tokens_per_rank, got {} tokens > {}; create the layer with a "
+        "larger capacity or split the batch",
+        where, t, config.max_tokens_per_rank);
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "hidden_states", x, {DType::kBFloat16, DType::kFloat8E4M3}, {t, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_rows(where, "hidden_states", x));
+  const TensorView& scale = args.hidden_states_scale;
+  if (x.dtype == DType::kFloat8E4M3) {
+    MEGAMOE_RETURN_IF_ERROR(
+        check_tensor(where, "hidden_states_scale", scale, {DType::kFloat32, DType::kFloat8E8M0}, {t, h / kScaleGroup}));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, "hidden_states_scale", scale, args.scale_format));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_values(where, "hidden_states_scale", scale, args.scale_format, false));
+  } else if (scale.present()) {
+    return invalid(
+        "{}: hidden_states_scale must be absent for bfloat16 tokens, which are quantised here; drop it or pass "
+        "float8_e4m3fn tokens",
+        where);
+  }
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "topk_ids", args.topk_ids, {DType::kInt32, DType::kInt64}, {t, k}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "topk_weights", args.topk_weights, {DType::kFloat32}, {t, k}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "output", args.output, {DType::kBFloat16}, {t, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_rows(where, "output", args.output));
+  return check_rows_apart(where, "output", args.output);
+}
+
+}  // namespace megamoe::api

@@ -1,0 +1,49 @@
+// What a backend provides to the public layer: a plan for a shape, and a rank that runs calls.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "megamoe/moe_layer.h"
+#include "protocol/rank_view.h"
+
+namespace megamoe::backends {
+
+/// Choices of one backend for one configuration.
+struct BackendPlan {
+  protocol::WorkspaceSpec workspace;
+  protocol::ScheduleSpec schedule;
+  LayerPlan report;  ///< Regions and totals are filled in by the caller from `workspace`.
+};
+
+/// One rank's side of the layer, bound to an allocated and zeroed workspace. Not thread-safe.
+class BackendRank {
+ public:
+  virtual ~BackendRank() = default;
+  /// Arguments have been validated by the caller. Keeps the views.
+  virtual Status load_weights(const ExpertWeights& weights) = 0;
+  /// @param refusal  not ok: this rank refuses the call; the backend tells all ranks and returns the reason
+  virtual Status forward(const ForwardArgs& args, const Status& refusal) = 0;
+  /// Another rank is dead: every wait of this rank must leave. The only call that may come from another thread.
+  virtual void peer_died(uint32_t rank) = 0;
+  /// Whether the last forward call was cut short (deadline, abort), so that only reset() helps.
+  virtual bool cut_short() const = 0;
+  /// Zeroes this rank's signals. The caller separates it from other ranks' calls by barriers.
+  virtual Status reset() = 0;
+  virtual const ForwardReport& last_report() const = 0;
+};
+
+/// A compiled backend. See registry.cc for the list.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+  /// Ok where this machine can run it at all; else the reason ("no NVIDIA driver found").
+  virtual Status available() const = 0;
+  /// Ok where the shape can run; else the sentence with the nearest supported value. Allocates nothing.
+  virtual Result<BackendPlan> plan(const LayerConfig& config, uint32_t num_ranks) const = 0;
+  virtual Result<std::unique_ptr<BackendRank>> create(const LayerConfig& config, const BackendPlan& plan,
+                                                      std::shared_ptr<SymmetricMemory> group) const = 0;
+};
+
+}  // namespace megamoe::backends

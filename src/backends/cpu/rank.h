@@ -1,0 +1,68 @@
+// One rank on CPU threads: the calling thread is the dispatch role, the workers quantise, multiply and combine.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "backends/backend.h"
+#include "backends/cpu/compute.h"
+#include "backends/cpu/machine.h"
+#include "backends/cpu/workers.h"
+#include "protocol/roles/dispatch.h"
+
+namespace megamoe::cpu {
+
+/// Nanoseconds that the workers spent, summed over them.
+struct StageTimes {
+  std::atomic<uint64_t> quantize_ns{0};
+  std::atomic<uint64_t> l1_ns{0};
+  std::atomic<uint64_t> l2_ns{0};
+  std::atomic<uint64_t> combine_ns{0};
+};
+
+/// @tparam M  what the protocol's roles run on; tests choose machines that disturb it
+template <protocol::Machine M = Machine>
+class CpuRank final : public backends::BackendRank {
+ public:
+  CpuRank(const LayerConfig& config, const backends::BackendPlan& plan, const std::shared_ptr<SymmetricMemory>& group,
+          uint32_t num_workers);
+
+  Status load_weights(const ExpertWeights& weights) override;
+  Status forward(const ForwardArgs& args, const Status& refusal) override;
+  void peer_died(uint32_t rank) override;
+  bool cut_short() const override { return cut_short_; }
+  Status reset() override;
+  const ForwardReport& last_report() const override { return report_; }
+
+ private:
+  /// Copies the ids as int64, whatever their type and strides.
+  void read_ids(const ForwardArgs& args);
+  protocol::SlotSort sort_slots(const ForwardArgs& args, const Status& refusal);
+  /// Headers, plan, pull, then a share of the combining.
+  protocol::WaitResult run_dispatch(M& m, const protocol::Call& call, const protocol::SlotSort& sort,
+                                    protocol::RankSet& refused);
+  protocol::WaitResult pull(M& m, const protocol::Call& call);
+  protocol::WaitResult run_combine(M& m, const protocol::Call& call, uint32_t worker, Compute& compute);
+  void run_worker(uint32_t worker_idx, const protocol::Call& call);
+  Status finish(const protocol::Call& call, protocol::WaitResult dispatch_result, const protocol::RankSet& refused);
+  void fill_report(uint64_t start_ns);
+
+  protocol::RankView view_;
+  std::shared_ptr<SymmetricMemory> group_;
+  WeightTable weights_;
+  float clamp_;
+  uint64_t timeout_ns_;
+  std::vector<std::unique_ptr<Compute>> compute_;  // one per worker, then the dispatch thread's
+  std::vector<int64_t> topk_ids_;                  // [T][K]
+  std::vector<protocol::SlotRange> slot_ranges_;   // [num_experts]
+  CallInputs inputs_;
+  std::atomic<bool> cancelled_{false};  // published by plan_ready
+  std::atomic<bool> failed_{false};     // some worker left early
+  bool cut_short_ = false;
+  StageTimes times_;
+  ForwardReport report_;
+  Workers workers_;  // last: its threads end before what they use
+};
+
+}  // namespace megamoe::cpu

@@ -1,0 +1,150 @@
+// More tokens than the layer was created for: refused on all ranks, nothing written anywhere, odd capacities work.
+#include <algorithm>
+#include <cstring>
+
+#include "support/backend_test.h"
+
+namespace megamoe::test {
+namespace {
+
+class CapacityLimit : public BackendTest {};
+INSTANTIATE_TEST_SUITE_P(Backends, CapacityLimit, ::testing::ValuesIn(backend_names()), backend_label);
+
+constexpr MoeShape kShape{256, 256, 8, 2};
+constexpr uint64_t kCanaryBytes = 4096;
+constexpr uint8_t kCanary = 0xa5;
+
+/// A group whose memory has canary bytes behind each rank's region.
+class GuardedMemory final : public SymmetricMemory {
+ public:
+  explicit GuardedMemory(std::shared_ptr<SymmetricMemory> inner) : inner_(std::move(inner)) {}
+
+  uint32_t rank() const override { return inner_->rank(); }
+  uint32_t num_ranks() const override { return inner_->num_ranks(); }
+  std::string_view transport() const override { return inner_->transport(); }
+  std::string describe(uint32_t rank) const override { return inner_->describe(rank); }
+  Status allocate(uint64_t bytes, uint64_t timeout_ns) override {
+    bytes_ = bytes;
+    MEGAMOE_RETURN_IF_ERROR(inner_->allocate(bytes + kCanaryBytes, timeout_ns));
+    std::memset(canary(), kCanary, kCanaryBytes);
+    return {};
+  }
+  Status release(uint64_t timeout_ns) override { return inner_->release(timeout_ns); }
+  std::byte* base() const override { return inner_->base(); }
+  uint64_t stride_bytes() const override { return inner_->stride_bytes(); }
+  uint64_t allocated_bytes() const override { return inner_->allocated_bytes(); }
+  Result<std::vector<std::string>> all_gather(std::string_view mine, std::string_view what,
+                                              uint64_t timeout_ns) override {
+    return inner_->all_gather(mine, what, timeout_ns);
+  }
+
+  bool intact() const {
+    return std::all_of(canary(), canary() + kCanaryBytes, [](std::byte b) { return b == std::byte{kCanary}; });
+  }
+
+ private:
+  std::byte* canary() const { return base() + rank() * stride_bytes() + bytes_; }
+
+  std::shared_ptr<SymmetricMemory> inner_;
+  uint64_t bytes_ = 0;
+};
+
+/// Every user buffer with canary bytes behind it.
+class GuardedBuffers {
+ public:
+  explicit GuardedBuffers(const TestTokens& tokens) : tokens_(tokens) {
+    const auto t = static_cast<int64_t>(tokens.num_tokens);
+    args_.hidden_states = add(tokens_.hidden.data(), DType::kBFloat16, {t, int64_t{kShape.hidden}});
+    args_.topk_ids = add(tokens_.topk_ids.data(), DType::kInt64, {t, int64_t{kShape.top_k}});
+    args_.topk_weights = add(tokens_.topk_weights.data(), DType::kFloat32, {t, int64_t{kShape.top_k}});
+    output_.rows.assign(tokens.hidden.size(), kPoison);
+    args_.output = add(output_.rows.data(), DType::kBFloat16, {t, int64_t{kShape.hidden}});
+  }
+
+  void run(MoeLayer& layer) {
+    output_.status = layer.forward(args_);
+    std::memcpy(output_.rows.data(), buffers_.back().data(), output_.rows.size() * sizeof(uint16_t));
+  }
+  const RankOutput& output() const { return output_; }
+  bool intact() const {
+    for (const std::vector<uint8_t>& buffer : buffers_)
+      if (!std::all_of(buffer.end() - kCanaryBytes, buffer.end(), [](uint8_t b) { return b == kCanary; })) return false;
+    return true;
+  }
+
+ private:
+  TensorView add(const void* data, DType dtype, std::initializer_list<int64_t> shape) {
+    TensorView view = TensorView::dense(nullptr, dtype, shape);
+    const auto bytes = static_cast<size_t>(view.num_elements()) * element_bytes(dtype);
+    std::vector<uint8_t> buffer(bytes + kCanaryBytes, kCanary);
+    std::memcpy(buffer.data(), data, bytes);
+    buffers_.push_back(std::move(buffer));
+    view.data = buffers_.back().data();
+    return view;
+  }
+
+  const TestTokens& tokens_;
+  std::vector<std::vector<uint8_t>> buffers_;  // moving them keeps their addresses
+  ForwardArgs args_;
+  RankOutput output_;
+};
+
+struct GuardedGroup {
+  GuardedGroup(const LayerConfig& layer_config, const TestWeights& weights) {
+    auto members = make_thread_group(2);
+    for (const auto& member : members.value()) memory.push_back(std::make_shared<GuardedMemory>(member));
+    layers = std::make_unique<LayerGroup>(
+        layer_config, std::vector<std::shared_ptr<SymmetricMemory>>(memory.begin(), memory.end()), weights);
+  }
+
+  std::vector<RankOutput> forward(const std::vector<TestTokens>& tokens) {
+    std::vector<GuardedBuffers> buffers(tokens.begin(), tokens.end());
+    (void)on_each_rank(2, [&](uint32_t rank) {
+      buffers[rank].run(layers->layer(rank));
+      return Status{};
+    });
+    std::vector<RankOutput> outputs;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      EXPECT_TRUE(buffers[rank].intact()) << "a user buffer of rank " << rank << " was overrun";
+      EXPECT_TRUE(memory[rank]->intact()) << "the workspace of rank " << rank << " was overrun";
+      outputs.push_back(buffers[rank].output());
+    }
+    return outputs;
+  }
+
+  std::vector<std::shared_ptr<GuardedMemory>> memory;
+  std::unique_ptr<LayerGroup> layers;
+};
+
+TEST_P(CapacityLimit, OneTokenTooManyOnOneRankIsRefusedOnBoth) {
+  const TestWeights weights = gen_weights(kShape, 6);
+  GuardedGroup group(config(kShape, 128), weights);
+  expect_all_ok(group.layers->created());
+  const std::vector<TestTokens> too_many = {gen_tokens(kShape, 129, 1), gen_tokens(kShape, 4, 2)};
+  expect_refused(group.forward(too_many), 0, Code::kInvalidArgument, "129 tokens > 128");
+  const std::vector<TestTokens> full = {gen_tokens(kShape, 128, 1), gen_tokens(kShape, 4, 2)};
+  expect_matches_oracle(weights, std::nullopt, full, group.forward(full));
+}
+
+TEST_P(CapacityLimit, OddCapacitiesCanBeFilled) {
+  const TestWeights weights = tag_weights(kShape);
+  for (const uint32_t capacity : {1u, 100u, 129u, 672u}) {
+    GuardedGroup group(config(kShape, capacity), weights);
+    expect_all_ok(group.layers->created());
+    std::vector<TestTokens> tokens = {tag_tokens(kShape, capacity), tag_tokens(kShape, 1, 77)};
+    for (TestTokens& part : tokens)
+      for (size_t i = 0; i < part.topk_ids.size(); ++i) part.topk_ids[i] = static_cast<int64_t>((i * 5 + i / 8) % 8);
+    expect_tag(kShape, tokens, group.forward(tokens));
+    expect_tag(kShape, tokens, group.forward(tokens));
+  }
+}
+
+TEST_P(CapacityLimit, ZeroAndUnholdableCapacitiesAreRefusedAtCreation) {
+  EXPECT_EQ(MoeLayer::plan(config(kShape, 0), 2).status().code(), Code::kInvalidArgument);
+  const Status rows = MoeLayer::plan(config(kShape, 4'000'000'000u), 2).status();
+  EXPECT_EQ(rows.code(), Code::kInvalidArgument);
+  EXPECT_NE(rows.message().find("lower max_tokens_per_rank"), std::string::npos) << rows.message();
+}
+
+}  // namespace
+}  // namespace megamoe::test

@@ -1,0 +1,71 @@
+// Tokens that come quantised, with the codes and scales this library would make: the same bits as from BF16.
+#include "support/backend_test.h"
+
+namespace megamoe::test {
+namespace {
+
+class Fp8Tokens : public BackendTest {};
+INSTANTIATE_TEST_SUITE_P(Backends, Fp8Tokens, ::testing::ValuesIn(backend_names()), backend_label);
+
+TEST_P(Fp8Tokens, EqualBf16TokensBitForBit) {
+  const MoeShape shape{384, 192, 8, 4};
+  const int64_t hidden = shape.hidden, groups = hidden / 128;
+  const TestWeights weights = gen_weights(shape, 33);
+  const TestTokens all = gen_tokens(shape, 41, 8);
+  for (const uint32_t ranks : {1u, 2u, 4u}) {
+    LayerGroup group(config(shape, 64), ranks, weights);
+    expect_all_ok(group.created());
+    const std::vector<TestTokens> tokens = split_tokens(shape, all, ranks);
+    const std::vector<RankOutput> right = group.forward(tokens);
+    expect_matches_oracle(weights, std::nullopt, tokens, right);
+
+    std::vector<QuantizedTokens> quantized;
+    std::vector<std::vector<float>> group_major(ranks);
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      quantized.push_back(quantize_tokens(shape, tokens[rank]));
+      const auto t = static_cast<int64_t>(tokens[rank].num_tokens);
+      group_major[rank].resize(quantized[rank].scales.size());
+      for (int64_t token = 0; token < t; ++token)
+        for (int64_t g = 0; g < groups; ++g)
+          group_major[rank][static_cast<size_t>(g * t + token)] =
+              quantized[rank].scales[static_cast<size_t>(token * groups + g)];
+    }
+    // Row-major, group-major, and half of the ranks with BF16 tokens in the same call.
+    for (int form = 0; form < 3; ++form) {
+      SCOPED_TRACE(form);
+      expect_same_bits(right, group.forward(tokens, [&](uint32_t rank, ForwardArgs& args) {
+        if (form == 2 && rank % 2 == 0) return;
+        const auto t = static_cast<int64_t>(tokens[rank].num_tokens);
+        args.hidden_states = TensorView::dense(quantized[rank].codes.data(), DType::kFloat8E4M3, {t, hidden});
+        args.hidden_states_scale = TensorView::dense(quantized[rank].scales.data(), DType::kFloat32, {t, groups});
+        if (form == 1) {
+          args.hidden_states_scale.data = group_major[rank].data();
+          args.hidden_states_scale.strides = {1, t};
+        }
+        args.scale_format = ScaleFormat::kFloat32;
+      }));
+    }
+  }
+}
+
+TEST_P(Fp8Tokens, MayHaveRowsApart) {
+  const MoeShape shape{256, 64, 4, 2};
+  const TestWeights weights = gen_weights(shape, 33);
+  const TestTokens tokens = gen_tokens(shape, 19, 8);
+  const QuantizedTokens quantized = quantize_tokens(shape, tokens);
+  constexpr int64_t kRowStride = 300, kTokens = 19;
+  std::vector<uint8_t> wide(kTokens * kRowStride, 0x7f);
+  for (int64_t token = 0; token < kTokens; ++token)
+    std::copy_n(quantized.codes.begin() + token * 256, 256, wide.begin() + token * kRowStride);
+  LayerGroup group(config(shape, 32), 1, weights);
+  expect_all_ok(group.created());
+  expect_same_bits(group.forward({tokens}), group.forward({tokens}, [&](uint32_t, ForwardArgs& args) {
+    args.hidden_states = TensorView::dense(wide.data(), DType::kFloat8E4M3, {kTokens, 256});
+    args.hidden_states.strides[0] = kRowStride;
+    args.hidden_states_scale = TensorView::dense(quantized.scales.data(), DType::kFloat32, {kTokens, 2});
+    args.scale_format = ScaleFormat::kFloat32;
+  }));
+}
+
+}  // namespace
+}  // namespace megamoe::test

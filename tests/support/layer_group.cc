@@ -1,0 +1,248 @@
+// R ranks of one layer as threads of the test.
+#include "support/layer_group.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "core/formats/bf16.h"
+#include "core/reference/row_error.h"
+
+namespace megamoe::test {
+
+std::vector<Status> on_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& body) {
+  std::vector<Status> statuses(num_ranks);
+  std::vector<std::jthread> threads;
+  threads.reserve(num_ranks);
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) threads.emplace_back([&, rank] { statuses[rank] = body(rank); });
+  threads.clear();
+  return statuses;
+}
+
+ExpertWeights rank_weights(const TestWeights& w, uint32_t rank, uint32_t num_ranks) {
+  const int64_t n = w.shape.num_experts / num_ranks, h = w.shape.hidden, i = w.shape.intermediate;
+  const int64_t h_blocks = h / kScaleGroup, i_blocks = (i + kScaleGroup - 1) / kScaleGroup;
+  const uint64_t first = uint64_t{rank} * static_cast<uint64_t>(n);
+  ExpertWeights weights;
+  weights.w13 =
+      TensorView::dense(w.w13.data() + first * w.w13_elements_per_expert(), DType::kFloat8E4M3, {n, 2 * i, h});
+  weights.w13_scale = TensorView::dense(w.w13_scale.data() + first * w.w13_scales_per_expert(), DType::kFloat32,
+                                        {n, 2, i_blocks, h_blocks});
+  weights.w2 = TensorView::dense(w.w2.data() + first * w.w2_elements_per_expert(), DType::kFloat8E4M3, {n, h, i});
+  weights.w2_scale =
+      TensorView::dense(w.w2_scale.data() + first * w.w2_scales_per_expert(), DType::kFloat32, {n, h_blocks, i_blocks});
+  weights.w13_layout = W13Layout::kGateUp;
+  weights.scale_format = ScaleFormat::kFloat32;
+  return weights;
+}
+
+LayerConfig small_config(const MoeShape& shape, uint32_t max_tokens) {
+  LayerConfig config;
+  config.shape = shape;
+  config.max_tokens_per_rank = max_tokens;
+  config.backend = "cpu";
+  config.num_threads = 1;
+  config.timeout_ns = 60'000'000'000;
+  return config;
+}
+
+LayerGroup::LayerGroup(const LayerConfig& config, uint32_t num_ranks, const TestWeights& weights)
+    : config_(config), num_ranks_(num_ranks), layers_(num_ranks) {
+  auto group = make_thread_group(num_ranks);
+  if (!group.ok()) {
+    created_.assign(num_ranks, group.status());
+    return;
+  }
+  open(group.value(), weights);
+}
+
+LayerGroup::LayerGroup(const LayerConfig& config, const std::vector<std::shared_ptr<SymmetricMemory>>& members,
+                       const TestWeights& weights)
+    : config_(config), num_ranks_(static_cast<uint32_t>(members.size())), layers_(members.size()) {
+  open(members, weights);
+}
+
+void LayerGroup::open(const std::vector<std::shared_ptr<SymmetricMemory>>& members, const TestWeights& weights) {
+  created_ = on_each_rank(num_ranks_, [&](uint32_t rank) -> Status {
+    auto layer = MoeLayer::create(config_, members[rank]);
+    if (!layer.ok()) return layer.status();
+    layers_[rank] = std::move(layer).value();
+    return layers_[rank]->load_weights(rank_weights(weights, rank, num_ranks_));
+  });
+}
+
+LayerGroup::~LayerGroup() {
+  (void)on_each_rank(num_ranks_, [&](uint32_t rank) {  // leaving is collective too
+    layers_[rank].reset();
+    return Status{};
+  });
+}
+
+ForwardArgs LayerGroup::args(uint32_t, const TestTokens& tokens, std::vector<uint16_t>& output) const {
+  const auto t = static_cast<int64_t>(tokens.num_tokens);
+  const int64_t h = config_.shape.hidden, k = config_.shape.top_k;
+  output.assign(static_cast<size_t>(t * h), kPoison);
+  ForwardArgs args;
+  args.hidden_states = TensorView::dense(t == 0 ? nullptr : tokens.hidden.data(), DType::kBFloat16, {t, h});
+  args.topk_ids = TensorView::dense(t == 0 ? nullptr : tokens.topk_ids.data(), DType::kInt64, {t, k});
+  args.topk_weights = TensorView::dense(t == 0 ? nullptr : tokens.topk_weights.data(), DType::kFloat32, {t, k});
+  args.output = TensorView::dense(t == 0 ? nullptr : output.data(), DType::kBFloat16, {t, h});
+  return args;
+}
+
+std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens) {
+  return forward(tokens, [](uint32_t, ForwardArgs&) {});
+}
+
+std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens,
+                                            const std::function<void(uint32_t, ForwardArgs&)>& adjust) {
+  std::vector<RankOutput> outputs(num_ranks_);
+  const std::vector<Status> statuses = on_each_rank(num_ranks_, [&](uint32_t rank) {
+    ForwardArgs call = args(rank, tokens[rank], outputs[rank].rows);
+    adjust(rank, call);
+    return layers_[rank]->forward(call);
+  });
+  for (uint32_t rank = 0; rank < num_ranks_; ++rank) outputs[rank].status = statuses[rank];
+  return outputs;
+}
+
+std::vector<std::vector<RankOutput>> LayerGroup::forward_sequence(const std::vector<std::vector<TestTokens>>& calls) {
+  std::vector<std::vector<RankOutput>> outputs(calls.size(), std::vector<RankOutput>(num_ranks_));
+  expect_all_ok(on_each_rank(num_ranks_, [&](uint32_t rank) {
+    for (size_t i = 0; i < calls.size(); ++i) {
+      RankOutput& output = outputs[i][rank];
+      output.status = layers_[rank]->forward(args(rank, calls[i][rank], output.rows));
+      if (!output.status.ok()) return output.status;
+    }
+    return Status{};
+  }));
+  return outputs;
+}
+
+std::vector<Status> LayerGroup::reset() {
+  return on_each_rank(num_ranks_, [&](uint32_t rank) { return layers_[rank]->reset(); });
+}
+
+void expect_all_ok(const std::vector<Status>& statuses) {
+  for (size_t rank = 0; rank < statuses.size(); ++rank)
+    EXPECT_TRUE(statuses[rank].ok()) << "rank " << rank << ": " << statuses[rank].message();
+}
+
+void expect_all_ok(const std::vector<RankOutput>& outputs) {
+  for (size_t rank = 0; rank < outputs.size(); ++rank)
+    EXPECT_TRUE(outputs[rank].status.ok()) << "rank " << rank << ": " << outputs[rank].status.message();
+}
+
+void expect_matches_oracle(const TestWeights& weights, std::optional<float> clamp,
+                           const std::vector<TestTokens>& tokens, const std::vector<RankOutput>& outputs) {
+  const reference::Layer layer = weights.layer(clamp);
+  for (size_t rank = 0; rank < tokens.size(); ++rank) {
+    SCOPED_TRACE("rank " + std::to_string(rank));
+    expect_matches_oracle(layer, tokens[rank].input(), outputs[rank]);
+  }
+}
+
+void expect_matches_oracle(const reference::Layer& layer, const reference::Input& input, const RankOutput& output) {
+  constexpr double kMaxRelL2 = 1e-2, kMinCosine = 0.9999;
+  const uint32_t hidden = layer.shape.hidden;
+  ASSERT_TRUE(output.status.ok()) << output.status.message();
+  ASSERT_EQ(output.rows.size(), input.num_tokens * hidden);
+  std::vector<double> expected(hidden);
+  for (uint64_t token = 0; token < input.num_tokens; ++token) {
+    reference::forward_row(layer, input, token, reference::Mode::kContract, expected.data());
+    const reference::RowError error =
+        reference::row_error(output.rows.data() + token * hidden, expected.data(), hidden);
+    EXPECT_LE(error.rel_l2, kMaxRelL2) << "token " << token;
+    EXPECT_GE(error.cosine, kMinCosine) << "token " << token;
+  }
+}
+
+void expect_tag(const MoeShape& shape, const std::vector<TestTokens>& tokens, const std::vector<RankOutput>& outputs) {
+  for (size_t rank = 0; rank < tokens.size(); ++rank) {
+    ASSERT_TRUE(outputs[rank].status.ok()) << "rank " << rank << ": " << outputs[rank].status.message();
+    for (uint64_t token = 0; token < tokens[rank].num_tokens; ++token) {
+      for (uint32_t column = 0; column < shape.hidden; ++column) {
+        const uint16_t bits = outputs[rank].rows[token * shape.hidden + column];
+        const double expected = tag_expected(shape, tokens[rank], token, column);
+        if (expected == 0) {
+          ASSERT_EQ(bits, 0) << "rank " << rank << " token " << token << " column " << column << " must be +0";
+        } else {
+          ASSERT_NEAR(core::bf16_decode(bits), expected, 2 * bf16_ulp(expected))
+              << "rank " << rank << " token " << token << " column " << column;
+        }
+      }
+    }
+  }
+}
+
+void expect_same_bits(const std::vector<RankOutput>& a, const std::vector<RankOutput>& b) {
+  const auto joined = [](const std::vector<RankOutput>& outputs) {
+    std::vector<uint16_t> rows;
+    for (const RankOutput& output : outputs) rows.insert(rows.end(), output.rows.begin(), output.rows.end());
+    return rows;
+  };
+  expect_all_ok(a);
+  expect_all_ok(b);
+  const std::vector<uint16_t> x = joined(a), y = joined(b);
+  ASSERT_EQ(x.size(), y.size());
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], y[i]) << "element " << i;
+}
+
+void expect_refused(const std::vector<RankOutput>& outputs, uint32_t culprit, Code code, const std::string& reason) {
+  for (uint32_t rank = 0; rank < outputs.size(); ++rank) {
+    const Status& status = outputs[rank].status;
+    EXPECT_EQ(name(status.code()), name(rank == culprit ? code : Code::kPeerFailed)) << "rank " << rank;
+    EXPECT_NE(status.message().find(reason), std::string::npos) << "rank " << rank << ": " << status.message();
+    if (rank == culprit) continue;
+    EXPECT_NE(status.message().find("rank " + std::to_string(culprit)), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(outputs[culprit].status.message()), std::string::npos)
+        << "rank " << rank << " gives another reason: " << status.message();
+  }
+  expect_untouched(outputs);
+}
+
+void expect_untouched(const std::vector<RankOutput>& outputs) {
+  for (size_t rank = 0; rank < outputs.size(); ++rank)
+    for (size_t i = 0; i < outputs[rank].rows.size(); ++i)
+      ASSERT_EQ(outputs[rank].rows[i], kPoison) << "rank " << rank << " wrote element " << i;
+}
+
+std::vector<uint16_t> row_of(const MoeShape& shape, const RankOutput& output, uint64_t token) {
+  const auto first = output.rows.begin() + static_cast<int64_t>(token * shape.hidden);
+  return {first, first + shape.hidden};
+}
+
+TestTokens join_tokens(const std::vector<TestTokens>& parts) {
+  TestTokens all;
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  for (const TestTokens& part : parts) {
+    all.num_tokens += part.num_tokens;
+    append(all.hidden, part.hidden);
+    append(all.topk_ids, part.topk_ids);
+    append(all.topk_weights, part.topk_weights);
+    append(all.tags, part.tags);
+  }
+  return all;
+}
+
+std::vector<TestTokens> split_tokens(const MoeShape& shape, const TestTokens& all, uint32_t num_ranks) {
+  std::vector<TestTokens> parts(num_ranks);
+  uint64_t first = 0;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    TestTokens& part = parts[rank];
+    part.num_tokens = all.num_tokens / num_ranks + (rank < all.num_tokens % num_ranks ? 1 : 0);
+    const auto slice = [&](const auto& from, auto& to, uint64_t width) {
+      if (from.empty()) return;
+      to.assign(from.begin() + static_cast<int64_t>(first * width),
+                from.begin() + static_cast<int64_t>((first + part.num_tokens) * width));
+    };
+    slice(all.hidden, part.hidden, shape.hidden);
+    slice(all.topk_ids, part.topk_ids, shape.top_k);
+    slice(all.topk_weights, part.topk_weights, shape.top_k);
+    slice(all.tags, part.tags, 1);
+    first += part.num_tokens;
+  }
+  return parts;
+}
+
+}  // namespace megamoe::test
