@@ -1,0 +1,11 @@
+# Removes the files of an install manifest, under DESTDIR where that is set.
+if(NOT EXISTS ${MANIFEST})
+  message(FATAL_ERROR "uninstall: there must be an install to remove, and ${MANIFEST} does not exist; run cmake --install first")
+endif()
+file(STRINGS ${MANIFEST} files)
+foreach(file IN LISTS files)
+  if(EXISTS "$ENV{DESTDIR}${file}" OR IS_SYMLINK "$ENV{DESTDIR}${file}")
+    file(REMOVE "$ENV{DESTDIR}${file}")
+    message(STATUS "removed $ENV{DESTDIR}${file}")
+  endif()
+endforeach()

@@ -1,0 +1,165 @@
+/* The stable C interface of megamoe: an expert-parallel MoE layer on one rank of a group.
+ *
+ * ABI: symbols and structs of one major version stay compatible. Structs that the caller fills begin with `struct_bytes`
+ * (set it to sizeof the struct); a library that knows more fields takes the missing ones as 0, one that knows fewer refuses
+ * fields that it would have to ignore. No C++ type and no exception crosses this border.
+ *
+ * Threads: a handle may be used by one thread at a time; different handles by different threads at the same time. Functions
+ * marked collective must be called by every rank of the group, each on its own thread or process.
+ *
+ * The library never prints and never ends the process.
+ */
+#ifndef MEGAMOE_MEGAMOE_H_
+#define MEGAMOE_MEGAMOE_H_
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define MEGAMOE_API __attribute__((visibility("default")))
+#else
+#define MEGAMOE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t megamoe_code;
+enum {
+  MEGAMOE_OK = 0,
+  MEGAMOE_INVALID_ARGUMENT = 1, /* a value, shape, dtype or layout is wrong; nothing was started */
+  MEGAMOE_NOT_SUPPORTED = 2,    /* well formed, but this build or backend cannot do it */
+  MEGAMOE_BAD_FILE = 3,         /* a file is missing, truncated, malformed or contradicts another */
+  MEGAMOE_OUT_OF_MEMORY = 4,
+  MEGAMOE_TIMEOUT = 5,     /* the error text names rank, role, signal and the missing ranks */
+  MEGAMOE_PEER_FAILED = 6, /* another rank refused the call, failed or died */
+  MEGAMOE_POISONED = 7,    /* an earlier call was cut short: megamoe_layer_reset() on every rank */
+  MEGAMOE_INTERNAL = 8
+};
+
+typedef int32_t megamoe_dtype;
+enum {
+  MEGAMOE_DTYPE_NONE = 0, /* an absent tensor */
+  MEGAMOE_FLOAT32 = 1,
+  MEGAMOE_BFLOAT16 = 2,
+  MEGAMOE_FLOAT8_E4M3FN = 3,
+  MEGAMOE_FLOAT8_E8M0 = 4, /* a power of two as one exponent byte */
+  MEGAMOE_INT32 = 5,
+  MEGAMOE_INT64 = 6,
+  MEGAMOE_UINT8 = 7
+};
+
+typedef int32_t megamoe_w13_layout;
+enum {
+  MEGAMOE_W13_GATE_UP = 1,       /* I gate rows, then I up rows */
+  MEGAMOE_W13_UP_GATE = 2,       /* I up rows, then I gate rows */
+  MEGAMOE_W13_INTERLEAVED_1 = 3, /* gate, up, gate, up, ... */
+  MEGAMOE_W13_INTERLEAVED_8 = 4  /* 8 gate rows, 8 up rows, ... */
+};
+
+typedef int32_t megamoe_scale_format;
+enum {
+  MEGAMOE_SCALE_FLOAT32 = 1, /* value = code * scale */
+  MEGAMOE_SCALE_UE8M0 = 2    /* powers of two */
+};
+
+/* Caller-owned memory; never copied as a whole, never freed by the library. */
+typedef struct megamoe_tensor {
+  void* data;         /* may be null where the tensor has no elements */
+  megamoe_dtype dtype;
+  int32_t num_dims;   /* 0 to 5 */
+  int64_t shape[5];   /* outermost first */
+  int64_t strides[5]; /* in elements */
+  int32_t device;     /* 0: host memory, 1: CUDA */
+  int32_t device_index;
+} megamoe_tensor;
+
+typedef struct megamoe_layer_config {
+  uint32_t struct_bytes;
+  uint32_t hidden;              /* H, a multiple of 128 */
+  uint32_t intermediate;        /* I, a multiple of 64 */
+  uint32_t num_experts;         /* E over all ranks, 1 to 1,024, divisible by the number of ranks */
+  uint32_t top_k;               /* K, 1 to 32, at most E */
+  uint32_t max_tokens_per_rank; /* capacity of one call on each rank */
+  float swiglu_clamp;           /* gate <= c and |up| <= c before SwiGLU, c > 0; 0: none */
+  uint32_t num_threads;         /* CPU workers of this rank; 0 chooses */
+  uint64_t timeout_ns;          /* of every wait for another rank; 0: 300 s */
+  const char* backend;          /* "auto", "cpu", "cuda"; null: "auto" */
+} megamoe_layer_config;
+
+/* The weights of this rank's experts, n = E / ranks. Borrowed while the layer uses them. */
+typedef struct megamoe_expert_weights {
+  uint32_t struct_bytes;
+  megamoe_w13_layout w13_layout;
+  megamoe_scale_format scale_format;
+  uint32_t reserved; /* 0 */
+  megamoe_tensor w13;       /* [n, 2I, H] float8_e4m3fn */
+  megamoe_tensor w13_scale; /* [n, 2, ceil(I/128), H/128], or [n, 2I/128, H/128] where I is a multiple of 128 */
+  megamoe_tensor w2;        /* [n, H, I] float8_e4m3fn */
+  megamoe_tensor w2_scale;  /* [n, H/128, ceil(I/128)] */
+} megamoe_expert_weights;
+
+typedef struct megamoe_forward_args {
+  uint32_t struct_bytes;
+  megamoe_scale_format scale_format;  /* of hidden_states_scale; 0 where that is absent */
+  uint64_t timeout_ns;                /* 0: the layer's */
+  megamoe_tensor hidden_states;       /* [T, H] bfloat16, or float8_e4m3fn with scales */
+  megamoe_tensor hidden_states_scale; /* [T, H/128]; absent for bfloat16 */
+  megamoe_tensor topk_ids;            /* [T, K] int32 or int64; -1 masks a slot */
+  megamoe_tensor topk_weights;        /* [T, K] float32 */
+  megamoe_tensor output;              /* [T, H] bfloat16 */
+} megamoe_forward_args;
+
+/* Which process of which group this is. Zero `num_ranks`: read RANK, WORLD_SIZE, ... as a launcher sets them. */
+typedef struct megamoe_process_options {
+  uint32_t struct_bytes;
+  uint32_t rank;
+  uint32_t num_ranks;
+  uint32_t reserved;          /* 0 */
+  uint64_t timeout_ns;        /* for all ranks to come; 0: 300 s */
+  const char* name;           /* names the group among this user's on this host */
+  const char* rendezvous_dir; /* a private folder; null chooses */
+} megamoe_process_options;
+
+typedef struct megamoe_group megamoe_group; /* one rank's membership in a group */
+typedef struct megamoe_layer megamoe_layer; /* one rank's layer */
+
+/* "0.1.0" */
+MEGAMOE_API const char* megamoe_version(void);
+/* "invalid_argument", ...; "unknown" for other numbers. */
+MEGAMOE_API const char* megamoe_code_name(megamoe_code code);
+/* Why the last failed call on this thread failed: a sentence, "" before the first failure. Valid until the next failure here. */
+MEGAMOE_API const char* megamoe_last_error(void);
+
+/* levels: 0 information, 1 warning. Called from any thread; must not call back. Null ends the calls. */
+typedef void (*megamoe_log_callback)(int32_t level, const char* message, void* user_data);
+MEGAMOE_API void megamoe_set_log_callback(megamoe_log_callback callback, void* user_data);
+
+/* Ranks as threads of this process: fills groups[0 .. num_ranks). */
+MEGAMOE_API megamoe_code megamoe_thread_group_create(uint32_t num_ranks, megamoe_group** groups);
+/* Collective. Ranks as processes of one host. */
+MEGAMOE_API megamoe_code megamoe_process_group_join(const megamoe_process_options* options, megamoe_group** group);
+MEGAMOE_API uint32_t megamoe_group_rank(const megamoe_group* group);
+MEGAMOE_API uint32_t megamoe_group_num_ranks(const megamoe_group* group);
+/* The membership ends when its layers are destroyed too. Null is ignored. */
+MEGAMOE_API void megamoe_group_destroy(megamoe_group* group);
+
+/* Bytes of symmetric memory that megamoe_layer_create would take per rank. Needs no group. */
+MEGAMOE_API megamoe_code megamoe_workspace_bytes(const megamoe_layer_config* config, uint32_t num_ranks, uint64_t* bytes);
+/* Collective. */
+MEGAMOE_API megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_group* group, megamoe_layer** layer);
+MEGAMOE_API megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights);
+/* Collective. */
+MEGAMOE_API megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args);
+/* Collective. Makes a poisoned layer usable again. */
+MEGAMOE_API megamoe_code megamoe_layer_reset(megamoe_layer* layer);
+/* Why the last failed call on this layer failed; "" before the first failure. Valid until the next failure or destruction. */
+MEGAMOE_API const char* megamoe_layer_error(const megamoe_layer* layer);
+/* Collective. Null is ignored. */
+MEGAMOE_API void megamoe_layer_destroy(megamoe_layer* layer);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* MEGAMOE_MEGAMOE_H_ */

@@ -1,0 +1,255 @@
+// The C interface: translates structs, keeps error texts, lets no exception out.
+#include "megamoe/megamoe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "api/log.h"
+#include "megamoe/moe_layer.h"
+#include "megamoe/process_group.h"
+
+struct megamoe_group {
+  std::shared_ptr<megamoe::SymmetricMemory> memory;
+};
+
+struct megamoe_layer {
+  megamoe::MoeLayer layer;
+  std::string error;
+};
+
+namespace megamoe::capi {
+namespace {
+
+static_assert(MEGAMOE_INTERNAL == static_cast<int>(Code::kInternal) &&
+              MEGAMOE_POISONED == static_cast<int>(Code::kPoisoned));
+static_assert(MEGAMOE_UINT8 == static_cast<int>(DType::kUInt8) &&
+              MEGAMOE_FLOAT8_E8M0 == static_cast<int>(DType::kFloat8E8M0));
+static_assert(MEGAMOE_W13_INTERLEAVED_8 == static_cast<int>(W13Layout::kInterleaved8));
+static_assert(MEGAMOE_SCALE_UE8M0 == static_cast<int>(ScaleFormat::kUe8m0));
+
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+megamoe_code answer(const Status& status) {
+  if (!status.ok()) last_error() = status.message();
+  return static_cast<megamoe_code>(status.code());
+}
+
+Status null_argument(const char* function, const char* what) {
+  return {Code::kInvalidArgument, fmt::format("{}: {} must not be null", function, what)};
+}
+
+/// Runs `body`; an exception (memory, for one) becomes a status.
+template <class Body>
+Status guarded(const char* function, Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return {Code::kOutOfMemory, fmt::format("{}: the process is out of memory", function)};
+  } catch (const std::exception& error) {
+    return {Code::kInternal, fmt::format("{}: unexpected: {}", function, error.what())};
+  } catch (...) {
+    return {Code::kInternal, fmt::format("{}: unexpected exception", function)};
+  }
+}
+
+/// Copies a versioned struct: a shorter one gets zeros, a longer one may only carry zeros where this library ends.
+template <class T>
+Status read_struct(const char* function, const T* given, T& known) {
+  if (given == nullptr) return null_argument(function, "the struct");
+  const uint32_t bytes = given->struct_bytes;
+  if (bytes < sizeof(uint32_t) || bytes > 4096)
+    return {Code::kInvalidArgument, fmt::format("{}: struct_bytes must be the size of the struct ({} here), got {}",
+                                                function, sizeof(T), bytes)};
+  known = {};
+  const auto* raw = reinterpret_cast<const char*>(given);
+  std::memcpy(static_cast<void*>(&known), raw, std::min<size_t>(bytes, sizeof(T)));
+  if (std::any_of(raw + std::min<size_t>(bytes, sizeof(T)), raw + bytes, [](char c) { return c != 0; }))
+    return {Code::kNotSupported,
+            fmt::format("{}: the struct has fields that this library (version {}) does not know; update it", function,
+                        MEGAMOE_VERSION)};
+  return {};
+}
+
+/// A view with impossible numbers becomes one that validation refuses by name.
+TensorView view(const megamoe_tensor& tensor) {
+  TensorView out;
+  if (tensor.dtype <= MEGAMOE_DTYPE_NONE || tensor.dtype > MEGAMOE_UINT8) return out;
+  if (tensor.num_dims < 0 || tensor.num_dims > static_cast<int32_t>(TensorView::kMaxRank)) return out;
+  out.data = tensor.data;
+  out.dtype = static_cast<DType>(tensor.dtype);
+  out.num_dims = static_cast<uint32_t>(tensor.num_dims);
+  std::copy_n(tensor.shape, TensorView::kMaxRank, out.shape.begin());
+  std::copy_n(tensor.strides, TensorView::kMaxRank, out.strides.begin());
+  out.device = tensor.device == 0 ? Device::kCpu : Device::kCuda;
+  out.device_index = tensor.device_index;
+  return out;
+}
+
+W13Layout w13_layout(megamoe_w13_layout layout) {
+  const bool known = layout >= MEGAMOE_W13_GATE_UP && layout <= MEGAMOE_W13_INTERLEAVED_8;
+  return known ? static_cast<W13Layout>(layout) : W13Layout::kUnspecified;
+}
+
+ScaleFormat scale_format(megamoe_scale_format format) {
+  const bool known = format == MEGAMOE_SCALE_FLOAT32 || format == MEGAMOE_SCALE_UE8M0;
+  return known ? static_cast<ScaleFormat>(format) : ScaleFormat::kUnspecified;
+}
+
+Status read_config(const char* function, const megamoe_layer_config* given, LayerConfig& config) {
+  megamoe_layer_config c;
+  MEGAMOE_RETURN_IF_ERROR(read_struct(function, given, c));
+  config.shape = {c.hidden, c.intermediate, c.num_experts, c.top_k};
+  config.max_tokens_per_rank = c.max_tokens_per_rank;
+  if (c.swiglu_clamp != 0) config.swiglu_clamp = c.swiglu_clamp;
+  config.num_threads = c.num_threads;
+  if (c.timeout_ns != 0) config.timeout_ns = c.timeout_ns;
+  if (c.backend != nullptr) config.backend = c.backend;
+  return {};
+}
+
+Status join(const megamoe_process_options* given, megamoe_group** group) {
+  megamoe_process_options c;
+  MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_process_group_join", given, c));
+  ProcessGroupOptions options;
+  if (c.num_ranks == 0) {
+    Result<ProcessGroupOptions> read = process_group_from_environment();
+    if (!read.ok()) return read.status();
+    options = std::move(read).value();
+  } else {
+    options.rank = c.rank;
+    options.num_ranks = c.num_ranks;
+  }
+  if (c.name != nullptr) options.name = c.name;
+  if (c.rendezvous_dir != nullptr) options.rendezvous_dir = c.rendezvous_dir;
+  if (c.timeout_ns != 0) options.timeout_ns = c.timeout_ns;
+  Result<std::shared_ptr<SymmetricMemory>> memory = join_process_group(options);
+  if (!memory.ok()) return memory.status();
+  *group = new megamoe_group{std::move(memory).value()};
+  return {};
+}
+
+/// Runs a call on a layer and keeps its sentence with the layer.
+template <class Body>
+megamoe_code on_layer(const char* function, megamoe_layer* layer, Body body) {
+  if (layer == nullptr) return answer(null_argument(function, "layer"));
+  const Status status = guarded(function, body);
+  if (!status.ok()) layer->error = status.message();
+  return answer(status);
+}
+
+}  // namespace
+}  // namespace megamoe::capi
+
+using namespace megamoe;        // NOLINT(google-build-using-namespace): this file only forwards
+using namespace megamoe::capi;  // NOLINT(google-build-using-namespace)
+
+const char* megamoe_version(void) { return MEGAMOE_VERSION; }
+
+const char* megamoe_code_name(megamoe_code code) {
+  if (code < MEGAMOE_OK || code > MEGAMOE_INTERNAL) return "unknown";
+  return name(static_cast<Code>(code)).data();
+}
+
+const char* megamoe_last_error(void) { return last_error().c_str(); }
+
+void megamoe_set_log_callback(megamoe_log_callback callback, void* user_data) {
+  if (callback == nullptr) {
+    api::set_log_sink({});
+    return;
+  }
+  api::set_log_sink([callback, user_data](api::LogLevel level, std::string_view message) {
+    callback(static_cast<int32_t>(level), std::string(message).c_str(), user_data);
+  });
+}
+
+megamoe_code megamoe_thread_group_create(uint32_t num_ranks, megamoe_group** groups) {
+  return answer(guarded("megamoe_thread_group_create", [&]() -> Status {
+    if (groups == nullptr) return null_argument("megamoe_thread_group_create", "groups");
+    auto members = make_thread_group(num_ranks);
+    if (!members.ok()) return members.status();
+    for (uint32_t rank = 0; rank < num_ranks; ++rank) groups[rank] = new megamoe_group{members.value()[rank]};
+    return {};
+  }));
+}
+
+megamoe_code megamoe_process_group_join(const megamoe_process_options* options, megamoe_group** group) {
+  return answer(guarded("megamoe_process_group_join", [&]() -> Status {
+    if (group == nullptr) return null_argument("megamoe_process_group_join", "group");
+    return join(options, group);
+  }));
+}
+
+uint32_t megamoe_group_rank(const megamoe_group* group) { return group == nullptr ? 0 : group->memory->rank(); }
+uint32_t megamoe_group_num_ranks(const megamoe_group* group) {
+  return group == nullptr ? 0 : group->memory->num_ranks();
+}
+void megamoe_group_destroy(megamoe_group* group) { delete group; }
+
+megamoe_code megamoe_workspace_bytes(const megamoe_layer_config* config, uint32_t num_ranks, uint64_t* bytes) {
+  return answer(guarded("megamoe_workspace_bytes", [&]() -> Status {
+    if (bytes == nullptr) return null_argument("megamoe_workspace_bytes", "bytes");
+    LayerConfig read;
+    MEGAMOE_RETURN_IF_ERROR(read_config("megamoe_workspace_bytes", config, read));
+    const Result<LayerPlan> plan = MoeLayer::plan(read, num_ranks);
+    if (!plan.ok()) return plan.status();
+    *bytes = plan->workspace_bytes;
+    return {};
+  }));
+}
+
+megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_group* group, megamoe_layer** layer) {
+  return answer(guarded("megamoe_layer_create", [&]() -> Status {
+    if (group == nullptr) return null_argument("megamoe_layer_create", "group");
+    if (layer == nullptr) return null_argument("megamoe_layer_create", "layer");
+    LayerConfig known;
+    const Status read = read_config("megamoe_layer_create", config, known);
+    // The call is collective: a configuration that cannot be read goes on as an empty one, so that no other rank waits.
+    Result<MoeLayer> made = MoeLayer::create(read.ok() ? known : LayerConfig{}, group->memory);
+    if (!read.ok()) return read;
+    if (!made.ok()) return made.status();
+    *layer = new megamoe_layer{std::move(made).value(), {}};
+    return {};
+  }));
+}
+
+megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights) {
+  return on_layer("megamoe_layer_load_weights", layer, [&]() -> Status {
+    megamoe_expert_weights w;
+    MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_layer_load_weights", weights, w));
+    return layer->layer.load_weights({view(w.w13), view(w.w13_scale), view(w.w2), view(w.w2_scale),
+                                      w13_layout(w.w13_layout), scale_format(w.scale_format)});
+  });
+}
+
+megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args) {
+  return on_layer("megamoe_layer_forward", layer, [&]() -> Status {
+    megamoe_forward_args a = {};
+    const Status read = read_struct("megamoe_layer_forward", args, a);
+    // The call is collective: arguments that cannot be read become empty ones, which every rank learns to be refused.
+    ForwardArgs call;
+    if (read.ok())
+      call = {view(a.hidden_states), view(a.hidden_states_scale), scale_format(a.scale_format),
+              view(a.topk_ids),      view(a.topk_weights),        view(a.output),
+              a.timeout_ns};
+    const Status status = layer->layer.forward(call);
+    return read.ok() ? status : read;
+  });
+}
+
+megamoe_code megamoe_layer_reset(megamoe_layer* layer) {
+  return on_layer("megamoe_layer_reset", layer, [&] { return layer->layer.reset(); });
+}
+
+const char* megamoe_layer_error(const megamoe_layer* layer) { return layer == nullptr ? "" : layer->error.c_str(); }
+void megamoe_layer_destroy(megamoe_layer* layer) { delete layer; }

@@ -1,0 +1,102 @@
+/* One rank, one expert, through the installed C interface: y = w * silu(g) * u with g = u = 1 in every column. */
+#include <math.h>
+#include <megamoe/megamoe.h>
+#include <stdio.h>
+#include <string.h>
+
+#define H 128
+#define I 64
+#define T 3
+
+static uint8_t w13[2 * I * H], w2[H * I];
+static uint16_t x[T * H], y[T * H];
+
+static megamoe_tensor tensor(void* data, megamoe_dtype dtype, int dims, const int64_t* shape) {
+  megamoe_tensor t;
+  int64_t stride = 1;
+  memset(&t, 0, sizeof t);
+  t.data = data;
+  t.dtype = dtype;
+  t.num_dims = dims;
+  for (int d = dims - 1; d >= 0; --d) {
+    t.shape[d] = shape[d];
+    t.strides[d] = stride;
+    stride *= shape[d];
+  }
+  return t;
+}
+
+static void logged(int32_t level, const char* message, void* count) {
+  (void)level;
+  if (strstr(message, "backend cpu") != NULL) ++*(int*)count;
+}
+
+#define CHECK(condition)                                                                   \
+  do {                                                                                     \
+    if (!(condition)) {                                                                    \
+      printf("line %d: %s; last error: %s\n", __LINE__, #condition, megamoe_last_error()); \
+      return 1;                                                                            \
+    }                                                                                      \
+  } while (0)
+
+int main(void) {
+  const uint8_t one = 0x38; /* 1.0 in E4M3 */
+  float scale13[2] = {1, 1}, scale2[1] = {1};
+  int64_t ids[T] = {0, -1, 0};
+  float weights[T] = {1, NAN, 0.5f};
+  int num_messages = 0;
+  for (int row = 0; row < 2 * I; ++row) w13[row * H] = one; /* reads x[0] */
+  for (int row = 0; row < H; ++row) w2[row * I] = one;      /* writes h[0] everywhere */
+  for (int t = 0; t < T; ++t) x[t * H] = 0x3f80;            /* 1.0 in BF16 */
+
+  megamoe_set_log_callback(logged, &num_messages);
+  megamoe_group* group = NULL;
+  CHECK(megamoe_thread_group_create(1, &group) == MEGAMOE_OK);
+  megamoe_layer_config config = {sizeof config, H, I, 1, 1, T, 0, 1, 0, "cpu"};
+  uint64_t bytes = 0;
+  CHECK(megamoe_workspace_bytes(&config, 1, &bytes) == MEGAMOE_OK && bytes > 0);
+  megamoe_layer* layer = NULL;
+  CHECK(megamoe_layer_create(&config, group, &layer) == MEGAMOE_OK);
+
+  megamoe_expert_weights w = {sizeof w, MEGAMOE_W13_GATE_UP, MEGAMOE_SCALE_FLOAT32, 0, {0}, {0}, {0}, {0}};
+  w.w13 = tensor(w13, MEGAMOE_FLOAT8_E4M3FN, 3, (int64_t[]){1, 2 * I, H});
+  w.w13_scale = tensor(scale13, MEGAMOE_FLOAT32, 4, (int64_t[]){1, 2, 1, 1});
+  w.w2 = tensor(w2, MEGAMOE_FLOAT8_E4M3FN, 3, (int64_t[]){1, H, I});
+  w.w2_scale = tensor(scale2, MEGAMOE_FLOAT32, 3, (int64_t[]){1, 1, 1});
+  CHECK(megamoe_layer_load_weights(layer, &w) == MEGAMOE_OK);
+
+  megamoe_forward_args args;
+  memset(&args, 0, sizeof args);
+  args.struct_bytes = sizeof args;
+  args.hidden_states = tensor(x, MEGAMOE_BFLOAT16, 2, (int64_t[]){T, H});
+  args.topk_ids = tensor(ids, MEGAMOE_INT64, 2, (int64_t[]){T, 1});
+  args.topk_weights = tensor(weights, MEGAMOE_FLOAT32, 2, (int64_t[]){T, 1});
+  args.output = tensor(y, MEGAMOE_BFLOAT16, 2, (int64_t[]){T, H});
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_OK);
+  for (int t = 0; t < T; ++t) {
+    const uint32_t bits = (uint32_t)y[t * H + H - 1] << 16;
+    float got;
+    memcpy(&got, &bits, sizeof got);
+    const float want = ids[t] < 0 ? 0.0f : weights[t] * 0.7310586f; /* silu(1) * 1 */
+    CHECK(fabsf(got - want) <= 0.01f * want);
+  }
+
+  ids[0] = 7; /* no such expert: a sentence, and the layer goes on working */
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
+  CHECK(strstr(megamoe_layer_error(layer), "got 7 at rank 0, token 0") != NULL);
+  ids[0] = 0;
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_OK);
+
+  config.hidden = 100;
+  CHECK(megamoe_workspace_bytes(&config, 1, &bytes) == MEGAMOE_INVALID_ARGUMENT);
+  CHECK(megamoe_layer_forward(NULL, &args) == MEGAMOE_INVALID_ARGUMENT);
+  args.struct_bytes = 3;
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
+
+  megamoe_layer_destroy(layer);
+  megamoe_group_destroy(group);
+  megamoe_set_log_callback(NULL, NULL);
+  CHECK(num_messages == 1);
+  printf("consumer of megamoe %s: ok\n", megamoe_version());
+  return 0;
+}
