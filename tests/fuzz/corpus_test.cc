@@ -37,6 +37,7 @@ void replay(const std::string& corpus, Target target) {
 TEST(Corpus, SafetensorsHeader) { replay("safetensors_header", safetensors_header); }
 TEST(Corpus, CheckpointIndex) { replay("checkpoint_index", checkpoint_index); }
 TEST(Corpus, ModelConfig) { replay("model_config", model_config); }
+TEST(Corpus, CliNumbers) { replay("cli_numbers", cli_numbers); }
 
 }  // namespace
 }  // namespace megamoe::fuzz

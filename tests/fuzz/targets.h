@@ -1,4 +1,4 @@
-// What the fuzzers call: one function per parser that reads files of strangers.
+// What the fuzzers call: one function per parser that reads what strangers wrote.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,7 @@ void safetensors_header(std::span<const uint8_t> input);
 void checkpoint_index(std::span<const uint8_t> input);
 /// Parses the bytes as config.json, and its lines as values of a valid one.
 void model_config(std::span<const uint8_t> input);
+/// Reads the bytes as a number of the command line: whole, a list, real.
+void cli_numbers(std::span<const uint8_t> input);
 
 }  // namespace megamoe::fuzz

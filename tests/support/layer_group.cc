@@ -78,9 +78,9 @@ LayerGroup::~LayerGroup() {
   });
 }
 
-ForwardArgs LayerGroup::args(uint32_t, const TestTokens& tokens, std::vector<uint16_t>& output) const {
+ForwardArgs forward_args(const MoeShape& shape, const TestTokens& tokens, std::vector<uint16_t>& output) {
   const auto t = static_cast<int64_t>(tokens.num_tokens);
-  const int64_t h = config_.shape.hidden, k = config_.shape.top_k;
+  const int64_t h = shape.hidden, k = shape.top_k;
   output.assign(static_cast<size_t>(t * h), kPoison);
   ForwardArgs args;
   args.hidden_states = TensorView::dense(t == 0 ? nullptr : tokens.hidden.data(), DType::kBFloat16, {t, h});
@@ -88,6 +88,10 @@ ForwardArgs LayerGroup::args(uint32_t, const TestTokens& tokens, std::vector<uin
   args.topk_weights = TensorView::dense(t == 0 ? nullptr : tokens.topk_weights.data(), DType::kFloat32, {t, k});
   args.output = TensorView::dense(t == 0 ? nullptr : output.data(), DType::kBFloat16, {t, h});
   return args;
+}
+
+ForwardArgs LayerGroup::args(uint32_t, const TestTokens& tokens, std::vector<uint16_t>& output) const {
+  return forward_args(config_.shape, tokens, output);
 }
 
 std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens) {

@@ -58,6 +58,9 @@ class LayerGroup {
   std::vector<std::optional<MoeLayer>> layers_;
 };
 
+/// One rank's call: `output` is sized and poisoned.
+ForwardArgs forward_args(const MoeShape& shape, const TestTokens& tokens, std::vector<uint16_t>& output);
+
 /// This rank's experts as the public view.
 ExpertWeights rank_weights(const TestWeights& weights, uint32_t rank, uint32_t num_ranks);
 
