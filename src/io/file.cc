@@ -24,9 +24,27 @@ std::string error_text(int error_number) {
   return strerror_r(error_number, buffer, sizeof(buffer));
 }
 
+/// What to do about it.
+std::string_view advice_for(int error_number) {
+  switch (error_number) {
+    case ENOENT:
+    case ENOTDIR:
+      return "check the path";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "check its permissions";
+    case ENOSPC:
+    case EDQUOT:
+      return "free space, or choose another folder";
+    default:
+      return "choose another file";
+  }
+}
+
 Status system_error(std::string_view where, const std::string& path, std::string_view must, int error_number) {
-  return {Code::kBadFile,
-          fmt::format("{}: {} must {}, got: {}", where, printable(path), must, error_text(error_number))};
+  return {Code::kBadFile, fmt::format("{}: {} must {}, got: {}; {}", where, printable(path), must,
+                                      error_text(error_number), advice_for(error_number))};
 }
 
 std::string_view kind_of(mode_t mode) {
@@ -67,8 +85,8 @@ Result<ReadableFile> ReadableFile::open(const std::string& path) {
   struct stat properties {};
   if (::fstat(file.descriptor_, &properties) != 0) return system_error("file.open", path, "be readable", errno);
   if (!S_ISREG(properties.st_mode)) {
-    return Status(Code::kBadFile, fmt::format("file.open: {} must be a regular file, got {}", printable(path),
-                                              kind_of(properties.st_mode)));
+    return Status(Code::kBadFile, fmt::format("file.open: {} must be a regular file, got {}; give a file's path",
+                                              printable(path), kind_of(properties.st_mode)));
   }
   file.num_bytes_ = static_cast<uint64_t>(properties.st_size);
   return file;
@@ -130,7 +148,8 @@ void AtomicFile::discard() {
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
   struct stat properties {};
   if (::stat(path.c_str(), &properties) == 0 && !S_ISREG(properties.st_mode)) {
-    return Status(Code::kBadFile, fmt::format("file.create: {} must be a new name or a regular file, got {}",
+    return Status(Code::kBadFile, fmt::format("file.create: {} must be a new name or a regular file, got {}; choose "
+                                              "another name",
                                               printable(path), kind_of(properties.st_mode)));
   }
   AtomicFile file;

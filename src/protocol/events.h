@@ -23,10 +23,9 @@ enum class Event : uint8_t {
 };
 
 constexpr const char* name(Event event) {
-  constexpr const char* kNames[] = {"sort_slots", "wait_headers", "pull_row",     "fill_input",
-                                    "wait_plan",  "wait_tokens",  "l1_tile",      "wait_acts",
-                                    "l2_tile",    "wait_experts", "combine_token", "stage_tile",
-                                    "store_tile"};
+  constexpr const char* kNames[] = {"sort_slots",    "wait_headers", "pull_row",  "fill_input", "wait_plan",
+                                    "wait_tokens",   "l1_tile",      "wait_acts", "l2_tile",    "wait_experts",
+                                    "combine_token", "stage_tile",   "store_tile"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<uint32_t>(Event::kCount));
   return kNames[static_cast<uint32_t>(event)];
 }

@@ -7,7 +7,7 @@ namespace megamoe::protocol {
 
 /// One compiled instance. Every member is a compile-time fact of the kernel.
 struct KernelSpec {
-  const char* name = "";           ///< "m128", as `megamoe plan` prints it.
+  const char* name = "";  ///< "m128", as `megamoe plan` prints it.
   WarpPlan plan;
   uint32_t block_m = 128;          ///< Rows of a tile, and of a pool block.
   uint32_t tile_n = 256;           ///< Columns of a tile of either GEMM; 128 gate and 128 up columns of the first.
@@ -31,8 +31,9 @@ struct KernelSpec {
   MEGAMOE_HD constexpr bool valid() const {
     return plan.can_be_granted() && block_m % kWarpgroupRows == 0 && tile_k == 128 && tile_n == 256 &&
            plan.num_math_warpgroups() % warpgroups_m() == 0 && warpgroup_n() % wave_n() == 0 && num_stages >= 2 &&
-           num_tile_slots >= 2 && num_pull_buffers >= 3 && num_pull_buffers <= 8 && pull_buffer_bytes % 128 == 0 && pull_buffer_bytes > 0 &&
-           plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kStore) == 1 && plan.num_warps(Role::kDispatch) >= 1;
+           num_tile_slots >= 2 && num_pull_buffers >= 3 && num_pull_buffers <= 8 && pull_buffer_bytes % 128 == 0 &&
+           pull_buffer_bytes > 0 && plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kStore) == 1 &&
+           plan.num_warps(Role::kDispatch) >= 1;
   }
 
   static constexpr uint32_t kWarpgroupRows = 64;  ///< Of one multiply instruction.

@@ -31,7 +31,8 @@ bool spells(std::string_view text, uint64_t value) {
 }  // namespace
 
 void cli_numbers(std::span<const uint8_t> input) {
-  const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
+  std::string text(reinterpret_cast<const char*>(input.data()), input.size());
+  if (text.ends_with('\n')) text.pop_back();  // files of the corpus end in one
   if (const Result<uint64_t> ranks = cli::parse_whole(text, kRanks); ranks.ok()) {
     MEGAMOE_FUZZ_CHECK(ranks.value() >= 1 && ranks.value() <= 72 && spells(text, ranks.value()));
 #if defined(MEGAMOE_FUZZ_PLANTED_BUG)

@@ -1,0 +1,46 @@
+// Shapes of the views, said once.
+#include "cli/rank_layer.h"
+
+namespace megamoe::cli {
+namespace {
+
+TensorView codes_view(const io::Buffer<uint8_t>& codes, int64_t experts, int64_t rows, int64_t cols) {
+  return TensorView::dense(codes.data(), DType::kFloat8E4M3, {experts, rows, cols});
+}
+
+}  // namespace
+
+ExpertWeights weights_view(const io::LayerWeights& weights) {
+  const int64_t experts = weights.num_local_experts();
+  const int64_t hidden = weights.shape().hidden;
+  const int64_t intermediate = weights.shape().intermediate;
+  const int64_t hidden_blocks = hidden / kScaleGroup;
+  const int64_t intermediate_blocks = (intermediate + kScaleGroup - 1) / kScaleGroup;
+  ExpertWeights view;
+  view.w13 = codes_view(weights.w13, experts, 2 * intermediate, hidden);
+  view.w13_scale =
+      TensorView::dense(weights.w13_scale.data(), DType::kFloat32, {experts, 2, intermediate_blocks, hidden_blocks});
+  view.w2 = codes_view(weights.w2, experts, hidden, intermediate);
+  view.w2_scale =
+      TensorView::dense(weights.w2_scale.data(), DType::kFloat32, {experts, hidden_blocks, intermediate_blocks});
+  view.w13_layout = W13Layout::kGateUp;
+  view.scale_format = ScaleFormat::kFloat32;
+  return view;
+}
+
+ForwardArgs forward_args(const io::LayerInputs& inputs, uint64_t first_row, uint32_t num_tokens,
+                         std::span<uint16_t> output) {
+  const int64_t tokens = num_tokens;
+  const int64_t hidden = inputs.hidden;
+  const int64_t top_k = inputs.top_k;
+  const uint64_t first_value = first_row * inputs.hidden;
+  const uint64_t first_slot = first_row * inputs.top_k;
+  ForwardArgs args;
+  args.hidden_states = TensorView::dense(inputs.hidden_states.data() + first_value, DType::kBFloat16, {tokens, hidden});
+  args.topk_ids = TensorView::dense(inputs.topk_ids.data() + first_slot, DType::kInt64, {tokens, top_k});
+  args.topk_weights = TensorView::dense(inputs.topk_weights.data() + first_slot, DType::kFloat32, {tokens, top_k});
+  args.output = TensorView::dense(output.data() + first_value, DType::kBFloat16, {tokens, hidden});
+  return args;
+}
+
+}  // namespace megamoe::cli

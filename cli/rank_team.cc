@@ -1,0 +1,81 @@
+// Threads around the public interface; what a program with one rank per thread would write.
+#include "cli/rank_team.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <thread>
+
+#include "cli/rank_layer.h"
+#include "megamoe/symmetric_memory.h"
+
+namespace megamoe::cli {
+Status for_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& work) {
+  std::vector<Status> results(num_ranks);
+  {
+    std::vector<std::jthread> threads;
+    threads.reserve(num_ranks);
+    for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+      threads.emplace_back([&, rank] { results[rank] = work(rank); });
+    }
+  }
+  const auto failed = [](const Status& status) { return !status.ok(); };
+  const auto is_cause = [](const Status& status) { return !status.ok() && status.code() != Code::kPeerFailed; };
+  auto found = std::find_if(results.begin(), results.end(), is_cause);
+  if (found == results.end()) found = std::find_if(results.begin(), results.end(), failed);
+  return found == results.end() ? Status() : *found;
+}
+
+Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights) {
+  const auto num_ranks = static_cast<uint32_t>(weights.size());
+  auto group = make_thread_group(num_ranks);
+  if (!group.ok()) return group.status();
+  RankTeam team(num_ranks);
+  MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks, [&](uint32_t rank) -> Status {
+    auto layer = MoeLayer::create(config, group.value()[rank]);
+    if (!layer.ok()) return layer.status();
+    team.layers_[rank].emplace(std::move(layer).value());
+    return team.layers_[rank]->load_weights(weights_view(weights[rank]));
+  }));
+  return team;
+}
+
+RankTeam::~RankTeam() {
+  (void)for_each_rank(num_ranks(), [this](uint32_t rank) {
+    layers_[rank].reset();
+    return Status();
+  });
+}
+
+Result<uint64_t> RankTeam::forward(const io::LayerInputs& inputs, const std::vector<uint32_t>& tokens_per_rank,
+                                   std::span<uint16_t> output) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<uint64_t> first_token(num_ranks(), 0);
+  for (uint32_t rank = 1; rank < num_ranks(); ++rank) {
+    first_token[rank] = first_token[rank - 1] + tokens_per_rank[rank - 1];
+  }
+  std::vector<Clock::time_point> starts(num_ranks());
+  std::vector<Clock::time_point> ends(num_ranks());
+  std::barrier line_up(num_ranks());
+  MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks(), [&](uint32_t rank) -> Status {
+    const ForwardArgs args = forward_args(inputs, first_token[rank], tokens_per_rank[rank], output);
+    line_up.arrive_and_wait();
+    starts[rank] = Clock::now();
+    Status status = layers_[rank]->forward(args);
+    ends[rank] = Clock::now();
+    return status;
+  }));
+  const auto wall = *std::max_element(ends.begin(), ends.end()) - *std::min_element(starts.begin(), starts.end());
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count());
+}
+
+std::vector<uint64_t> RankTeam::rows_per_expert() const {
+  std::vector<uint64_t> rows;
+  for (const auto& layer : layers_) {
+    const auto& local = layer->last_report().rows_per_expert;
+    rows.insert(rows.end(), local.begin(), local.end());
+  }
+  return rows;
+}
+
+}  // namespace megamoe::cli

@@ -1,0 +1,48 @@
+// The ranks of one run: a thread and a layer each, driven together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "io/layer_files.h"
+#include "io/moe_weights.h"
+#include "megamoe/moe_layer.h"
+#include "megamoe/status.h"
+
+namespace megamoe::cli {
+
+/// Runs `work(rank)` on a thread per rank and waits for all. Where several fail, the rank that found the cause is
+/// preferred to those that only heard of it.
+Status for_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& work);
+
+class RankTeam {
+ public:
+  RankTeam(RankTeam&&) noexcept = default;
+  RankTeam& operator=(RankTeam&&) = delete;
+  /// Layers leave their group together: each on its own thread.
+  ~RankTeam();
+
+  /// Creates a layer on every rank of a group of threads and gives it its experts, which must outlive the team.
+  static Result<RankTeam> create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights);
+
+  /// One call on every rank. `output` holds BF16 rows in the order of `inputs`. Returns the nanoseconds from the first
+  /// rank's start to the last rank's end.
+  Result<uint64_t> forward(const io::LayerInputs& inputs, const std::vector<uint32_t>& tokens_per_rank,
+                           std::span<uint16_t> output);
+
+  uint32_t num_ranks() const { return static_cast<uint32_t>(layers_.size()); }
+  const LayerPlan& plan() const { return layers_.front()->plan(); }
+  const ForwardReport& last_report(uint32_t rank) const { return layers_[rank]->last_report(); }
+  /// Rows that each expert received in the last call, over all ranks.
+  std::vector<uint64_t> rows_per_expert() const;
+
+ private:
+  explicit RankTeam(uint32_t num_ranks) : layers_(num_ranks) {}
+
+  std::vector<std::optional<MoeLayer>> layers_;  ///< By rank; none in a team that was moved from.
+};
+
+}  // namespace megamoe::cli
