@@ -1,0 +1,90 @@
+# Shared by the scripts: source root, cores, CUDA detection, quiet builds. Sourced, not run.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cores=$(nproc)
+
+# Prints the path of nvcc, or fails.
+find_nvcc() {
+  local candidate
+  for candidate in "${CUDACXX:-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc; do
+    if [[ -n $candidate && -x $candidate ]]; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+has_gpu() {
+  compgen -G '/dev/nvidia[0-9]*' >/dev/null || compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null
+}
+
+# run_logged LOG COMMAND...: output goes to LOG; on a terminal its newest progress line is shown; the tail on failure.
+run_logged() {
+  local log=$1
+  shift
+  mkdir -p "$(dirname "$log")"
+  echo "+ $*" >>"$log"
+  local status=0
+  if [[ -t 1 ]]; then
+    { "$@" 2>&1 </dev/null || echo "exit status $?" >"$log.failed"; } | tee -a "$log" |
+      while IFS= read -r line; do
+        if [[ $line == \[* ]]; then printf '\r\033[K%.*s' "$((${COLUMNS:-80} - 1))" "$line"; fi
+      done
+    printf '\r\033[K'
+    if [[ -e $log.failed ]]; then
+      rm -f "$log.failed"
+      status=1
+    fi
+  else
+    "$@" >>"$log" 2>&1 </dev/null || status=1
+  fi
+  if ((status != 0)); then
+    tail -n 40 "$log" >&2
+    echo "failed: $* (whole log: $log)" >&2
+  fi
+  return $status
+}
+
+# configure_and_build PRESET [--targets "a b"] [cmake -D options...]: quiet; configures only when something changed.
+configure_and_build() {
+  local preset=$1 targets=()
+  shift
+  if [[ ${1:-} == --targets ]]; then
+    read -ra targets <<<"$2"
+    shift 2
+  fi
+  local dir=$root/build/$preset log=$root/build/$preset/build.log
+  mkdir -p "$dir"
+  : >"$log"
+  local wanted
+  wanted="$* $(cksum <"$root/CMakePresets.json")"
+  if [[ ! -e $dir/build.ninja || $(cat "$dir/configured_with" 2>/dev/null) != "$wanted" ]]; then
+    (cd "$root" && run_logged "$log" cmake --preset "$preset" "$@") || return 1
+    echo "$wanted" >"$dir/configured_with"
+  fi
+  run_logged "$log" ninja -C "$dir" -j "$cores" "${targets[@]}"
+}
+
+# project_files PATTERN...: tracked files, and new ones that git does not ignore, one a line.
+project_files() {
+  local file
+  git -C "$root" ls-files --cached --others --exclude-standard -- "$@" | while IFS= read -r file; do
+    if [[ -f $root/$file ]]; then echo "$file"; fi
+  done
+}
+
+# Makes build/venv with the pinned Python tools; instant when it is up to date.
+make_venv() {
+  local venv=$root/build/venv requirements=$root/scripts/requirements.txt python=/usr/bin/python3
+  if cmp -s "$requirements" "$venv/installed.txt"; then return; fi
+  if [[ ! -x $python ]]; then python=python3; fi
+  local log=$root/build/venv.log
+  mkdir -p "$root/build"
+  : >"$log"
+  rm -rf "$venv"
+  run_logged "$log" "$python" -m venv "$venv" &&
+    run_logged "$log" "$venv/bin/pip" install --disable-pip-version-check --quiet -r "$requirements" &&
+    cp "$requirements" "$venv/installed.txt"
+}
