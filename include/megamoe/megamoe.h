@@ -1,11 +1,11 @@
 /* The stable C interface of megamoe: an expert-parallel MoE layer on one rank of a group.
  *
- * ABI: symbols and structs of one major version stay compatible. Structs that the caller fills begin with `struct_bytes`
- * (set it to sizeof the struct); a library that knows more fields takes the missing ones as 0, one that knows fewer refuses
- * fields that it would have to ignore. No C++ type and no exception crosses this border.
+ * ABI: symbols and structs of one major version stay compatible. Structs that the caller fills begin with
+ * `struct_bytes` (set it to sizeof the struct); a library that knows more fields takes the missing ones as 0, one that
+ * knows fewer refuses fields that it would have to ignore. No C++ type and no exception crosses this border.
  *
- * Threads: a handle may be used by one thread at a time; different handles by different threads at the same time. Functions
- * marked collective must be called by every rank of the group, each on its own thread or process.
+ * Threads: a handle may be used by one thread at a time; different handles by different threads at the same time.
+ * Functions marked collective must be called by every rank of the group, each on its own thread or process.
  *
  * The library never prints and never ends the process.
  */
@@ -65,7 +65,7 @@ enum {
 
 /* Caller-owned memory; never copied as a whole, never freed by the library. */
 typedef struct megamoe_tensor {
-  void* data;         /* may be null where the tensor has no elements */
+  void* data; /* may be null where the tensor has no elements */
   megamoe_dtype dtype;
   int32_t num_dims;   /* 0 to 5 */
   int64_t shape[5];   /* outermost first */
@@ -92,7 +92,7 @@ typedef struct megamoe_expert_weights {
   uint32_t struct_bytes;
   megamoe_w13_layout w13_layout;
   megamoe_scale_format scale_format;
-  uint32_t reserved; /* 0 */
+  uint32_t reserved;        /* 0 */
   megamoe_tensor w13;       /* [n, 2I, H] float8_e4m3fn */
   megamoe_tensor w13_scale; /* [n, 2, ceil(I/128), H/128], or [n, 2I/128, H/128] where I is a multiple of 128 */
   megamoe_tensor w2;        /* [n, H, I] float8_e4m3fn */
@@ -128,7 +128,8 @@ typedef struct megamoe_layer megamoe_layer; /* one rank's layer */
 MEGAMOE_API const char* megamoe_version(void);
 /* "invalid_argument", ...; "unknown" for other numbers. */
 MEGAMOE_API const char* megamoe_code_name(megamoe_code code);
-/* Why the last failed call on this thread failed: a sentence, "" before the first failure. Valid until the next failure here. */
+/* Why the last failed call on this thread failed: a sentence, "" before the first failure. Valid until the next failure
+ * here. */
 MEGAMOE_API const char* megamoe_last_error(void);
 
 /* levels: 0 information, 1 warning. Called from any thread; must not call back. Null ends the calls. */
@@ -145,15 +146,18 @@ MEGAMOE_API uint32_t megamoe_group_num_ranks(const megamoe_group* group);
 MEGAMOE_API void megamoe_group_destroy(megamoe_group* group);
 
 /* Bytes of symmetric memory that megamoe_layer_create would take per rank. Needs no group. */
-MEGAMOE_API megamoe_code megamoe_workspace_bytes(const megamoe_layer_config* config, uint32_t num_ranks, uint64_t* bytes);
+MEGAMOE_API megamoe_code megamoe_workspace_bytes(const megamoe_layer_config* config, uint32_t num_ranks,
+                                                 uint64_t* bytes);
 /* Collective. */
-MEGAMOE_API megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_group* group, megamoe_layer** layer);
+MEGAMOE_API megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_group* group,
+                                              megamoe_layer** layer);
 MEGAMOE_API megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights);
 /* Collective. */
 MEGAMOE_API megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args);
 /* Collective. Makes a poisoned layer usable again. */
 MEGAMOE_API megamoe_code megamoe_layer_reset(megamoe_layer* layer);
-/* Why the last failed call on this layer failed; "" before the first failure. Valid until the next failure or destruction. */
+/* Why the last failed call on this layer failed; "" before the first failure. Valid until the next failure or
+ * destruction. */
 MEGAMOE_API const char* megamoe_layer_error(const megamoe_layer* layer);
 /* Collective. Null is ignored. */
 MEGAMOE_API void megamoe_layer_destroy(megamoe_layer* layer);

@@ -5,17 +5,11 @@
 
 #include "api/options.h"
 #include "backends/cpu/backend.h"
-#ifdef MEGAMOE_WITH_SM90
-#include "backends/sm90/backend.h"
-#endif
 
 namespace megamoe::api {
 
 std::span<const backends::Backend* const> compiled_backends() {
   static const backends::Backend* const kBackends[] = {
-#ifdef MEGAMOE_WITH_SM90
-      &sm90::backend(),
-#endif
       &cpu::backend(),
   };
   return kBackends;
@@ -32,10 +26,9 @@ Result<const backends::Backend*> choose_backend(const std::string& name) {
     return backend;
   }
   if (wanted == "cuda")
-    return Status{
-        Code::kNotSupported,
-        "moe_layer.create: backend cuda needs a build with CUDA (nvcc and an NVIDIA GPU), and this build is for CPU "
-        "only; use backend cpu"};
+    return Status{Code::kNotSupported,
+                  "moe_layer.create: backend cuda is not selectable in this version (its kernel runs behind the backend "
+                  "interface only); use backend cpu"};
   return Status{Code::kInvalidArgument,
                 fmt::format("moe_layer.create: backend must be one of auto, {}, got \"{}\"", known, wanted)};
 }

@@ -82,9 +82,10 @@ Result<backends::BackendPlan> plan_cpu(const LayerConfig& config, uint32_t num_r
   if (!protocol::Workspace::fits(w) || w.max_blocks() * (s.num_l1_tiles + s.num_l2_tiles) >= UINT32_MAX)
     return Status{
         Code::kInvalidArgument,
-        fmt::format("moe_layer.create: rows and tiles of one call must stay below 2^32 and regions below 2^60 bytes, got {} "
-                    "ranks x {} tokens x top-{}; lower max_tokens_per_rank",
-                    num_ranks, w.max_tokens, w.shape.top_k)};
+        fmt::format(
+            "moe_layer.create: rows and tiles of one call must stay below 2^32 and regions below 2^60 bytes, got {} "
+            "ranks x {} tokens x top-{}; lower max_tokens_per_rank",
+            num_ranks, w.max_tokens, w.shape.top_k)};
   LayerPlan& report = plan.report;
   report.backend = "cpu";
   report.kernel =

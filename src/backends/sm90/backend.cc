@@ -1,0 +1,152 @@
+// The SM90 backend's choices: kernel, ring sizes, schedule.
+#include "backends/sm90/backend.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backends/sm90/driver.h"
+#include "backends/sm90/rank.h"
+
+namespace megamoe::sm90 {
+namespace {
+
+constexpr uint32_t kDefaultUnitBlocks = 8;
+constexpr uint32_t kDefaultLagUnits = 12;
+constexpr uint64_t kDefaultRingRows = 32768;
+/// Rows per expert of a full, even batch up to which 64-row tiles are faster: measured on an H200, 48 are (3 - 5%), 64
+/// are not, since every second expert then needs two blocks and reads its weights twice.
+constexpr uint64_t kMaxRowsOfSmallTiles = 48;
+
+const KernelInstance& choose_instance(const LayerConfig& config, uint32_t num_ranks) {
+  if (config.block_rows != 0) return config.block_rows == 64 ? m64_instance() : m128_instance();
+  const uint64_t rows = uint64_t{num_ranks} * config.max_tokens_per_rank * config.shape.top_k;
+  return rows / config.shape.num_experts <= kMaxRowsOfSmallTiles ? m64_instance() : m128_instance();
+}
+
+const KernelInstance& instance_of(const LayerPlan& report) {
+  for (const KernelInstance* instance : {&m64_instance(), &m64_768_instance(), &m64_256_instance(), &m128_instance()})
+    if (report.kernel.starts_with(fmt::format("{}:", instance->spec.name))) return *instance;
+  return m128_instance();
+}
+
+Status out_of_range(const char* what, uint64_t low, uint64_t high, uint64_t got) {
+  return {Code::kInvalidArgument,
+          fmt::format("moe_layer.create: {} must be between {} and {}, got {}; 0 chooses", what, low, high, got)};
+}
+
+class Sm90Backend final : public backends::Backend {
+ public:
+  std::string_view name() const override { return "cuda"; }
+
+  Status available() const override {
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error != cudaSuccess || count == 0) {
+      cudaGetLastError();
+      return {
+          Code::kNotSupported,
+          fmt::format("moe_layer.create: backend cuda needs an NVIDIA driver and a GPU, found none ({}); use backend "
+                      "cpu",
+                      cudaGetErrorName(error))};
+    }
+    int device = 0, major = 0, minor = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (major != 9 || minor != 0)
+      return {Code::kNotSupported,
+              fmt::format("moe_layer.create: backend cuda needs a Hopper GPU (compute capability 9.0), got {}.{}; use "
+                          "backend cpu",
+                          major, minor)};
+    if (encode_tiled() == nullptr)
+      return {Code::kNotSupported,
+              "moe_layer.create: backend cuda needs a driver for CUDA 12 or later, got an older one; update it"};
+    return {};
+  }
+
+  Result<backends::BackendPlan> plan(const LayerConfig& config, uint32_t num_ranks) const override {
+    return plan_sm90(config, num_ranks);
+  }
+
+  Result<std::unique_ptr<backends::BackendRank>> create(const LayerConfig& config, const backends::BackendPlan& plan,
+                                                        std::shared_ptr<SymmetricMemory> group) const override {
+    Result<std::unique_ptr<Sm90Rank>> rank = Sm90Rank::create(config, plan, instance_of(plan.report), std::move(group));
+    if (!rank.ok()) return rank.status();
+    return std::unique_ptr<backends::BackendRank>(std::move(rank).value());
+  }
+};
+
+void describe(const KernelInstance& instance, backends::BackendPlan& plan) {
+  const protocol::KernelSpec& spec = instance.spec;
+  const protocol::ScheduleSpec& s = plan.schedule;
+  LayerPlan& report = plan.report;
+  report.backend = "cuda";
+  report.kernel = fmt::format(
+      "{}: {} rows x {} columns x {} deep, {} stages, {} bytes of shared memory, warp plan {}; E4M3 x E4M3 -> FP32, "
+      "promoted per 128",
+      spec.name, spec.block_m, spec.tile_n, spec.tile_k, spec.num_stages, instance.shared_bytes, spec.plan.name);
+  for (uint32_t warp = 0; warp < spec.plan.num_warps(); ++warp) {
+    const std::string role = protocol::name(spec.plan.role(warp));
+    if (report.roles.empty() || report.roles.back().role != role)
+      report.roles.push_back({role, 0, spec.plan.registers(warp)});
+    report.roles.back().num_threads += 32;
+  }
+  report.schedule = fmt::format(
+      "Tiles are taken by ticket. Up to {} blocks of an expert share a pass over its weights: for each of {} column "
+      "tiles of the first GEMM, all blocks; the second GEMM ({} column tiles) of a unit follows {} unit(s) behind the "
+      "first. At most {} blocks of tokens and {} of activations are held at a time.",
+      s.unit_blocks, s.num_l1_tiles, s.num_l2_tiles, s.lag_units, plan.workspace.token_ring_blocks,
+      plan.workspace.act_ring_blocks);
+  report.block_rows = spec.block_m;
+  report.token_ring_blocks = plan.workspace.token_ring_blocks;
+  report.act_ring_blocks = plan.workspace.act_ring_blocks;
+  report.unit_blocks = s.unit_blocks;
+  report.lag_units = s.lag_units;
+}
+
+}  // namespace
+
+Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_ranks, const KernelInstance* instance) {
+  if (config.block_rows != 0 && config.block_rows != 64 && config.block_rows != 128)
+    return Status{Code::kInvalidArgument,
+                  fmt::format("moe_layer.create: block_rows must be 64 or 128 with backend cuda, got {}; 0 chooses",
+                              config.block_rows)};
+  const KernelInstance& chosen = instance != nullptr ? *instance : choose_instance(config, num_ranks);
+  backends::BackendPlan plan;
+  protocol::WorkspaceSpec& w = plan.workspace;
+  w.shape = config.shape;
+  w.num_ranks = num_ranks;
+  w.max_tokens = config.max_tokens_per_rank;
+  w.block_m = chosen.spec.block_m;
+  protocol::ScheduleSpec& s = plan.schedule;
+  s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;
+  s.lag_units = config.lag_units != 0 ? config.lag_units : kDefaultLagUnits;
+  const auto ring_blocks = [&](uint32_t asked) {
+    const uint64_t most = std::min<uint64_t>(w.max_blocks(), kDefaultRingRows / w.block_m);
+    return asked != 0 ? asked : std::max(s.unit_blocks, static_cast<uint32_t>(most));
+  };
+  w.token_ring_blocks = ring_blocks(config.token_ring_blocks);
+  w.act_ring_blocks = ring_blocks(config.act_ring_blocks);
+  for (const uint32_t ring : {w.token_ring_blocks, w.act_ring_blocks})
+    if (ring < s.unit_blocks) return out_of_range("ring blocks", s.unit_blocks, w.max_blocks(), ring);
+  s.num_l1_tiles = w.intermediate_groups();
+  s.num_l2_tiles = core::ceil_div(w.shape.hidden, chosen.spec.tile_n);
+  s.act_ring_blocks = w.act_ring_blocks;
+  if (!protocol::Workspace::fits(w) || w.max_blocks() * (s.num_l1_tiles + s.num_l2_tiles) >= UINT32_MAX / 2)
+    return Status{
+        Code::kInvalidArgument,
+        fmt::format("moe_layer.create: rows of one call must stay below 2^32 and regions below 2^60 bytes, got "
+                    "{} ranks x {} tokens x top-{}; lower max_tokens_per_rank",
+                    num_ranks, w.max_tokens, w.shape.top_k)};
+  describe(chosen, plan);
+  return plan;
+}
+
+const backends::Backend& backend() {
+  static const Sm90Backend instance;
+  return instance;
+}
+
+}  // namespace megamoe::sm90

@@ -1,0 +1,147 @@
+// The kernel: one launch is one call of the layer on one rank. This screen is its table of contents.
+//
+//   first CTAs, all warps   route:        sort slots by expert; the first one: publish headers, await all headers, plan
+//   last CTA, all warps     clean:        zero the counters of the next call
+//   all warps               fill_input:   quantise (or copy) this rank's tokens for the owners to pull
+//   load warp 0             load_weights: for each tile taken by ticket: announce it; for each 128 of K: stage weights
+//   load warp 1             load_tokens:  for each announced tile: await its rows; for each 128 of K: stage rows
+//   store warp              store_tiles:  for each announced tile: await its staging;
+//                                           first GEMM: store activations, count the tile
+//                                           second GEMM: scatter rows to their sources, count, tell of done experts
+//   dispatch warps          pull_rows:    for each row of this rank's experts: await it, copy it into the pool, count
+//   it
+//                           combine:      for each token: await its experts, sum its rows in slot order
+//   math warps              run_tiles:    for each announced tile:
+//                                           for each 128 of K: multiply, promote
+//                                           first GEMM: SwiGLU, requantise; second GEMM: round to BF16; into staging
+//                           combine:      with the dispatch warps
+//   last warp to leave      finish:       error record and abort words if anything failed; advance the epoch
+//
+// Nothing but these roles' counters joins warps after set-up; docs/memory_model.md lists every release and its acquire.
+#pragma once
+
+#include "backends/sm90/ptx/registers.cuh"
+#include "backends/sm90/roles/combine.cuh"
+#include "backends/sm90/roles/input.cuh"
+#include "backends/sm90/roles/load.cuh"
+#include "backends/sm90/roles/math.cuh"
+#include "backends/sm90/roles/store.cuh"
+
+namespace megamoe::sm90 {
+
+/// Barriers, counters and the epoch of this call. By all threads.
+template <class Spec>
+__device__ __forceinline__ void set_up(const KernelArgs& args, SharedStorage<Spec>& shared) {
+  constexpr uint32_t kMathWarps = SharedStorage<Spec>::kMathWarps;
+  const auto init = [](uint64_t& barrier, uint32_t arrivals) {
+    ptx::mbarrier_init(ptx::shared_address(&barrier), arrivals);
+  };
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < Spec::kSpec.num_stages; ++i) {
+      init(shared.stage_full[i], 2);  // the two load warps
+      init(shared.stage_empty[i], kMathWarps);
+    }
+    for (uint32_t i = 0; i < Spec::kSpec.num_tile_slots; ++i) {
+      init(shared.note_full[i], 1);
+      init(shared.note_empty[i], kMathWarps + 2);  // and load_tokens, store_tiles
+    }
+    for (auto& buffers : shared.pulled)
+      for (uint64_t& buffer : buffers) init(buffer, 1);
+    init(shared.amax_full, kMathWarps);
+    init(shared.staged, kMathWarps);
+    init(shared.staging_empty, 1);
+    shared.warps_filled = 0;
+    shared.warps_left = 0;
+    shared.failure = {};
+    if constexpr (Spec::kTrace)
+      for (uint32_t& count : shared.trace_count) count = 0;
+    shared.epoch = *args.view.layout.epoch.in(args.view.own()) + 1;
+    ptx::mbarrier_init_fence();
+  } else if (threadIdx.x == 32) {
+    for (const CUtensorMap* map : {&args.maps.w13, &args.maps.w2, &args.maps.pool, &args.maps.pool_half,
+                                   &args.maps.acts, &args.maps.acts_half, &args.maps.acts_store})
+      ptx::prefetch_map(*map);
+  }
+  __syncthreads();
+}
+
+/// The CTA's last warp ends the CTA; the grid's last CTA ends the call.
+template <class Spec>
+__device__ __forceinline__ void finish(Context<Spec>& c) {
+  __syncwarp();
+  constexpr uint32_t kLastWarp = Spec::kSpec.plan.num_warps() - 1;
+  if (c.lane() != 0) return;
+  if (ptx::count_acq_rel_cta(ptx::shared_address(&c.shared.warps_left), kLastWarp) != kLastWarp) return;
+  if (has_failed(c.shared)) report_failure(c);
+  __threadfence();
+  if (atomicInc(&c.args.grid_state->ctas_left, gridDim.x - 1) != gridDim.x - 1) return;
+  __threadfence();
+  const protocol::RankView& view = c.view();
+  CallReport& report = *c.args.report;
+  report.abort_word = ptx::load_acquire_sys(c.own(c.layout().abort_word));
+  report.refused.words[0] = __ldcg(&c.args.grid_state->refused.words[0]);
+  report.refused.words[1] = __ldcg(&c.args.grid_state->refused.words[1]);
+  report.epoch = c.epoch();
+  __threadfence_system();
+  *c.own(c.layout().epoch) = c.epoch();
+}
+
+template <class Spec>
+__device__ __forceinline__ bool is_refused(Context<Spec>& c) {
+  const protocol::RankSet& refused = c.args.grid_state->refused;
+  return (__ldcg(&refused.words[0]) | __ldcg(&refused.words[1])) != 0;
+}
+
+/// The load, store and dispatch warps.
+template <class Spec>
+__device__ __forceinline__ void serve(Context<Spec>& c) {
+  constexpr protocol::WarpPlan kPlan = Spec::kSpec.plan;
+  constexpr uint32_t kLoad = kPlan.first_warp(Role::kLoad), kStore = kPlan.first_warp(Role::kStore);
+  constexpr uint32_t kDispatch = kPlan.first_warp(Role::kDispatch);
+  const uint32_t warp = c.warp();
+  if (warp == kLoad) {
+    load_weights(c);
+  } else if (warp == kLoad + 1) {
+    load_tokens(c);
+  } else if (warp == kStore) {
+    store_tiles(c);
+  } else if (warp - kDispatch < kPlan.num_warps(Role::kDispatch)) {
+    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c)) combine<4, 400>(c);
+  }
+}
+
+template <class Spec>
+__global__ void __launch_bounds__(Spec::kSpec.plan.num_threads(), 1)
+    moe_layer(const __grid_constant__ KernelArgs args) {
+  constexpr protocol::WarpPlan kPlan = Spec::kSpec.plan;
+  constexpr uint32_t kMath = kPlan.first_warp(Role::kMath), kEntry = kPlan.entry_registers();
+  static_assert(sizeof(SharedStorage<Spec>) <= 232448, "more shared memory than a CTA of an SM90 GPU can have");
+  extern __shared__ __align__(1024) uint8_t shared_bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Spec>*>(shared_bytes);
+  set_up(args, shared);
+  Context<Spec> c{args, shared};
+  const uint32_t warp = c.warp();
+  c.trace(protocol::Event::kSortSlots, false);
+
+  if (blockIdx.x == gridDim.x - 1) clean_idle_bank(c);
+  route(c);
+  c.trace(protocol::Event::kSortSlots, true);
+  fill_input(c);
+  c.trace(protocol::Event::kFillInput, true);
+
+  if (warp >= kMath) {
+    ptx::set_registers<kPlan.registers(kMath), kEntry>();
+    MathWarp<Spec> math(c);
+    if (math.run_tiles() && !is_refused(c)) combine<8, 32>(c);
+  } else if (kMath > 4 && warp >= 4) {
+    ptx::set_registers<kPlan.registers(kMath - 1), kEntry>();
+    serve(c);
+  } else {
+    ptx::set_registers<kPlan.registers(0), kEntry>();
+    serve(c);
+  }
+  c.trace(protocol::Event::kCombineToken, true);
+  finish(c);
+}
+
+}  // namespace megamoe::sm90

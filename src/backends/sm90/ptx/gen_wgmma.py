@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Writes wgmma.cuh: one function per width of the E4M3 warpgroup multiply that a kernel spec uses."""
+
+WIDTHS = (64, 128)
+
+HEAD = """\
+// Warpgroup multiply of E4M3 operands in shared memory, FP32 sums in registers. PTX ISA 9.7.15 "wgmma".
+// Written by gen_wgmma.py; change that file.
+// clang-format off
+#pragma once
+
+#include <cstdint>
+
+namespace megamoe::sm90::ptx {
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Waits for all groups of this warp.
+__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+/// An operand with rows of 128 bytes, 128-byte swizzle, 1,024 bytes from 8 rows to the next 8. Only the low word
+/// depends on the address, in units of 16 bytes: 32 bytes further along K is +2.
+__device__ __forceinline__ uint32_t operand_low(uint32_t shared_address) {
+  return (shared_address & 0x3ffff) >> 4 | 1u << 16;
+}
+__device__ __forceinline__ uint64_t operand(uint32_t low) { return 0x4000004000000000ull | low; }
+
+/// d (+)= a * b over K = 32: 64 rows of a, kN rows of b. kAdd false overwrites d.
+template <int kN>
+struct Wgmma;
+"""
+
+BODY = """
+template <>
+struct Wgmma<{n}> {{
+  template <bool kAdd>
+  static __device__ __forceinline__ void run(float (&d)[{count}], uint64_t a, uint64_t b) {{
+    asm volatile(
+        "{{.reg .pred p; setp.ne.b32 p, %{flag}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{"
+{places}
+        "}}, %{a}, %{b}, p, 1, 1;}}"
+        : {outs}
+        : "l"(a), "l"(b), "n"(kAdd));
+  }}
+}};
+"""
+
+
+def main():
+    text = HEAD
+    for n in WIDTHS:
+        count = n // 2
+        places = [", ".join(f"%{i}" for i in range(j, j + 16)) for j in range(0, count, 16)]
+        places = ",\n".join(f'        "{p}' for p in places).replace(",\n", ', "\n') + '"'
+        outs = ",\n          ".join(", ".join(f'"+f"(d[{i}])' for i in range(j, j + 8)) for j in range(0, count, 8))
+        text += BODY.format(n=n, count=count, flag=count + 2, a=count, b=count + 1, places=places, outs=outs)
+    text += "\n}  // namespace megamoe::sm90::ptx\n"
+    with open(__file__.replace("gen_wgmma.py", "wgmma.cuh"), "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+// One rank on one GPU: tensor maps, launches, and what the kernel left behind as sentences.
+#include "backends/sm90/rank.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <chrono>
+#include <limits>
+#include <vector>
+
+#include "backends/error_text.h"
+#include "backends/sm90/driver.h"
+#include "backends/sm90/scale_conversion.h"
+#include "backends/sm90/tensor_maps.h"
+
+namespace megamoe::sm90 {
+namespace {
+
+protocol::RankView make_view(const backends::BackendPlan& plan, const SymmetricMemory& group) {
+  protocol::RankView view;
+  view.spec = plan.workspace;
+  view.schedule = plan.schedule;
+  view.layout = protocol::Workspace::plan(plan.workspace);
+  view.flat_base = reinterpret_cast<char*>(group.base());
+  view.stride_bytes = group.stride_bytes();
+  view.rank = group.rank();
+  return view;
+}
+
+uint64_t steady_ns() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Sm90Rank>> Sm90Rank::create(const LayerConfig& config, const backends::BackendPlan& plan,
+                                                   const KernelInstance& instance,
+                                                   std::shared_ptr<SymmetricMemory> group) {
+  std::unique_ptr<Sm90Rank> rank(new Sm90Rank(config, plan, instance, std::move(group)));
+  const Status status = rank->open();
+  if (!status.ok()) return status;
+  return rank;
+}
+
+Sm90Rank::Sm90Rank(const LayerConfig& config, const backends::BackendPlan& plan, const KernelInstance& instance,
+                   std::shared_ptr<SymmetricMemory> group)
+    : instance_(instance), group_(std::move(group)), timeout_ns_(config.timeout_ns) {
+  args_.view = make_view(plan, *group_);
+  args_.clamp = config.swiglu_clamp.value_or(std::numeric_limits<float>::infinity());
+}
+
+Sm90Rank::~Sm90Rank() {
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+  if (side_stream_ != nullptr) cudaStreamDestroy(side_stream_);
+  cudaFree(args_.grid_state);
+  cudaFreeHost(args_.report);
+  cudaFree(converted_w13_scales_);
+  cudaFree(converted_w2_scales_);
+}
+
+Status Sm90Rank::open() {
+  constexpr std::string_view kWhere = "moe_layer.create";
+  const Status shared = share_gpu();  // collective: before anything that can fail on one rank only
+  MEGAMOE_RETURN_IF_ERROR(shared);
+  cudaPointerAttributes attributes{};
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaPointerGetAttributes(&attributes, args_.view.own()), kWhere);
+  if (attributes.type != cudaMemoryTypeDevice)
+    return {Code::kInvalidArgument,
+            fmt::format("moe_layer.create: the group's memory must be GPU memory for backend cuda, got memory of "
+                        "transport \"{}\"; make the group with a CUDA transport",
+                        group_->transport())};
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&args_.grid_state), sizeof(GridState)), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemset(args_.grid_state, 0, sizeof(GridState)), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&args_.report), sizeof(CallReport)), kWhere);
+  *args_.report = {};
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(instance_.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    static_cast<int>(instance_.shared_bytes)),
+                               kWhere);
+  return make_workspace_maps(args_.view, instance_.spec, args_.maps);
+}
+
+Status Sm90Rank::share_gpu() {
+  constexpr std::string_view kWhere = "moe_layer.create";
+  cudaDeviceProp properties{};
+  cudaError_t error = cudaGetDevice(&device_);
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, device_);
+  const std::string uuid(properties.uuid.bytes, sizeof(properties.uuid.bytes));
+  const Result<std::vector<std::string>> all = group_->all_gather(uuid, "exchange of GPU identities", timeout_ns_);
+  MEGAMOE_RETURN_IF_ERROR(cuda_status(error, kWhere, "reading the GPU's properties"));
+  if (!all.ok()) return all.status();
+  uint32_t sharing = 0;
+  for (const std::string& other : all.value()) sharing += other == uuid ? 1 : 0;
+  const auto num_sms = static_cast<uint32_t>(properties.multiProcessorCount);
+  num_ctas_ = num_sms / sharing;
+  if (num_ctas_ != 0) return {};
+  return {
+      Code::kNotSupported,
+      fmt::format("moe_layer.create: every rank needs an SM of its GPU, got {} ranks on a GPU with {} SMs; use fewer "
+                  "ranks a GPU",
+                  sharing, num_sms)};
+}
+
+Result<const float*> Sm90Rank::float_scales(const TensorView& scales, float*& converted) {
+  if (scales.dtype == DType::kFloat32) return static_cast<const float*>(scales.data);
+  constexpr std::string_view kWhere = "moe_layer.load_weights";
+  const auto count = static_cast<uint64_t>(scales.num_elements());
+  cudaFree(converted);
+  converted = nullptr;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&converted), count * sizeof(float)), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(decode_ue8m0(static_cast<const uint8_t*>(scales.data), converted, count, stream_),
+                               kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), kWhere);
+  return static_cast<const float*>(converted);
+}
+
+Status Sm90Rank::load_weights(const ExpertWeights& weights) {
+  const Result<const float*> w13_scales = float_scales(weights.w13_scale, converted_w13_scales_);
+  if (!w13_scales.ok()) return w13_scales.status();
+  const Result<const float*> w2_scales = float_scales(weights.w2_scale, converted_w2_scales_);
+  if (!w2_scales.ok()) return w2_scales.status();
+  args_.weight_scales = {w13_scales.value(), w2_scales.value(), weights.w13_layout == W13Layout::kUpGate};
+  return make_weight_maps(args_.view, instance_.spec, weights.w13.data, weights.w2.data, weights.w13_layout,
+                          args_.maps);
+}
+
+InputViews Sm90Rank::input_views() const {
+  void* own = args_.view.own();
+  return {args_.view.layout.input_codes.in(own), args_.view.layout.input_scales.in(own)};
+}
+
+CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
+  const auto stride = [](const TensorView& view, uint32_t dim) { return static_cast<uint64_t>(view.strides[dim]); };
+  CallTensors t;
+  t.hidden = args.hidden_states.data;
+  t.hidden_row_stride = stride(args.hidden_states, 0);
+  t.num_tokens = static_cast<uint32_t>(args.hidden_states.shape[0]);
+  if (args.hidden_states.dtype == DType::kFloat8E4M3) {
+    t.scales = args.hidden_states_scale.data;
+    t.scale_row_stride = stride(args.hidden_states_scale, 0);
+    t.scale_group_stride = stride(args.hidden_states_scale, 1);
+    t.scales_are_ue8m0 = args.hidden_states_scale.dtype == DType::kFloat8E8M0;
+    const InputViews views = input_views();
+    const bool in_views = t.hidden == views.codes && t.scales == views.scales;
+    const bool copies_bulk = reinterpret_cast<uintptr_t>(t.hidden) % 16 == 0 && t.hidden_row_stride % 16 == 0;
+    t.source = in_views || (args_.view.spec.num_ranks == 1 && copies_bulk) ? TokenSource::kReadInPlace
+                                                                           : TokenSource::kCopyE4m3;
+  }
+  t.topk_ids = args.topk_ids.data;
+  t.ids_are_64_bit = args.topk_ids.dtype == DType::kInt64;
+  t.id_token_stride = stride(args.topk_ids, 0);
+  t.id_slot_stride = stride(args.topk_ids, 1);
+  t.topk_weights = static_cast<const float*>(args.topk_weights.data);
+  t.weight_token_stride = stride(args.topk_weights, 0);
+  t.weight_slot_stride = stride(args.topk_weights, 1);
+  t.output = static_cast<uint16_t*>(args.output.data);
+  t.output_row_stride = stride(args.output, 0);
+  return t;
+}
+
+Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStream_t stream) {
+  KernelArgs call = args_;
+  call.refusal = backends::make_refusal(refusal);
+  if (refusal.ok()) call.tensors = call_tensors(args);
+  call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = {num_ctas_, 1, 1};
+  config.blockDim = {instance_.spec.plan.num_threads(), 1, 1};
+  config.dynamicSmemBytes = instance_.shared_bytes;
+  config.stream = stream;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  void* parameters[] = {&call};
+  return cuda_status(cudaLaunchKernelExC(&config, instance_.function, parameters), "moe_layer.forward",
+                     "launching the kernel");
+}
+
+Status Sm90Rank::finish() {
+  const CallReport& r = *args_.report;
+  cut_short_ = r.abort_word != 0;
+  if (cut_short_) return abort_reason(r.abort_word);
+  for (uint32_t source = 0; source < args_.view.spec.num_ranks; ++source) {
+    if (!r.refused.contains(source)) continue;
+    protocol::Refusal refusal;
+    const protocol::Banks banks(args_.view, r.epoch & 1);
+    MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemcpy(&refusal, banks.refusal + source, sizeof(refusal), cudaMemcpyDeviceToHost),
+                                 "moe_layer.forward");
+    return backends::refusal_status(args_.view, source, refusal);
+  }
+  return {};
+}
+
+Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
+  const uint64_t start_ns = steady_ns();
+  MEGAMOE_RETURN_IF_ERROR(enqueue(args, refusal, stream_));
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
+  report_.total_ns = steady_ns() - start_ns;
+  return finish();
+}
+
+Status Sm90Rank::abort_reason(uint64_t abort_word) {
+  const uint32_t origin = protocol::abort_rank(abort_word);
+  protocol::ErrorRecord record;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemcpy(&record, args_.view.layout.error_record.in(args_.view.base(origin)),
+                                          sizeof(record), cudaMemcpyDeviceToHost),
+                               "moe_layer.forward");
+  return backends::abort_status(args_.view, abort_word, record);
+}
+
+void Sm90Rank::peer_died(uint32_t rank) {
+  // What protocol::report_death leaves, written by the copy engine beside a running kernel.
+  void* own = args_.view.own();
+  protocol::ErrorRecord record;
+  record.rank = static_cast<uint16_t>(args_.view.rank);
+  record.signal = protocol::Signal::kAbort;
+  record.missing.insert(rank);
+  record.valid = 1;
+  const uint64_t word = protocol::abort_value(0, args_.view.rank);
+  cudaMemcpyAsync(args_.view.layout.error_record.in(own), &record, sizeof(record), cudaMemcpyHostToDevice,
+                  side_stream_);
+  cudaMemcpyAsync(args_.view.layout.abort_word.in(own), &word, sizeof(word), cudaMemcpyHostToDevice, side_stream_);
+  cudaStreamSynchronize(side_stream_);
+}
+
+Status Sm90Rank::reset() {
+  constexpr std::string_view kWhere = "moe_layer.reset";
+  void* own = args_.view.own();
+  const auto zero = [&](const auto& region) { return cudaMemsetAsync(region.in(own), 0, region.bytes(), stream_); };
+  const protocol::Workspace& w = args_.view.layout;
+  for (const cudaError_t error :
+       {zero(w.abort_word), zero(w.header), zero(w.slot_ranges), zero(w.refusal), zero(w.expert_done),
+        zero(w.input_full), zero(w.epoch), zero(w.plan_ready), zero(w.bank_blocks), zero(w.tickets),
+        zero(w.tokens_full), zero(w.acts_full), zero(w.acts_empty), zero(w.expert_blocks_done), zero(w.error_claim),
+        zero(w.error_record), cudaMemsetAsync(args_.grid_state, 0, sizeof(GridState), stream_)})
+    MEGAMOE_RETURN_IF_ERROR(cuda_status(error, kWhere, "zeroing the signals"));
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), kWhere);
+  *args_.report = {};
+  cut_short_ = false;
+  return {};
+}
+
+}  // namespace megamoe::sm90

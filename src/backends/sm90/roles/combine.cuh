@@ -1,0 +1,104 @@
+// The combine role: a token's rows are summed in slot order as soon as its experts are done.
+#pragma once
+
+#include "backends/sm90/roles/route.cuh"
+
+namespace megamoe::sm90 {
+
+/// Waits until every expert that the group's tokens chose is done. A group is one token, or four of up to 8 slots each;
+/// lane i / 8 (or 0) is the token, the rest of i the slot. Returns the mask of live lanes.
+/// Order: acquires expert_done; pairs with finish_tile on the owner.
+/// @tparam kSleepNs  between two looks: long where the polls would compete with the operands of the GEMMs
+template <uint32_t kSleepNs, class Spec>
+__device__ __forceinline__ bool wait_experts(Context<Spec>& c, uint32_t first_token, uint32_t group_tokens,
+                                             uint32_t& live) {
+  const protocol::RankView& view = c.view();
+  const uint32_t lane = c.lane(), token = first_token + (group_tokens > 1 ? lane / 8 : 0);
+  const uint32_t slot = group_tokens > 1 ? lane % 8 : lane;
+  const bool has_slot = slot < view.spec.shape.top_k && token < c.args.tensors.num_tokens;
+  const int64_t expert = has_slot ? topk_id(c.args.tensors, token, slot) : -1;
+  live = __ballot_sync(kFullWarp, expert >= 0);
+  const uint32_t* done = c.own(c.layout().expert_done) + (expert >= 0 ? expert : 0);
+  const uint32_t epoch = c.epoch();
+  const WaitSite site{Signal::kExpertDone, Role::kCombine, static_cast<uint64_t>(expert), epoch};
+  const auto is_done = [&](uint64_t& seen) {
+    if (expert < 0) return true;
+    seen = ptx::load_acquire_sys(done);
+    return seen == epoch;
+  };
+  if (wait_warp<kSleepNs>(c, site, is_done)) {
+    __syncwarp();
+    return true;
+  }
+  uint64_t seen = 0;
+  if (!is_done(seen)) blame(c.shared, view.owner_of(static_cast<uint32_t>(expert)));
+  return false;
+}
+
+/// FP32 sum from +0 over the live slots in ascending order, rounded once; 8 columns a lane.
+/// @tparam kInFlight  rows loaded at a time
+template <uint32_t kInFlight, class Spec>
+__device__ __forceinline__ void sum_slots(Context<Spec>& c, uint32_t token, uint32_t live_slots, uint32_t column) {
+  const protocol::RankView& view = c.view();
+  const uint32_t hidden = view.spec.shape.hidden;
+  const uint64_t slot_stride = uint64_t{view.spec.max_tokens} * hidden;
+  const uint16_t* rows = c.own(c.layout().combine_rows) + uint64_t{token} * hidden + column;
+  float sum[8] = {};
+  while (live_slots != 0) {
+    uint4 raw[kInFlight];
+    uint32_t count = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kInFlight; ++i) {
+      if (live_slots == 0) continue;
+      const uint32_t slot = __ffs(live_slots) - 1;
+      live_slots &= live_slots - 1;
+      raw[i] = ptx::load_l2(reinterpret_cast<const uint4*>(rows + slot * slot_stride));
+      count = i + 1;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kInFlight; ++i) {
+      if (i >= count) continue;
+      const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+#pragma unroll
+      for (uint32_t j = 0; j < 8; ++j)
+        sum[j] = __fadd_rn(sum[j], __uint_as_float(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u));
+    }
+  }
+  const uint4 out = {ptx::bf16_pair(sum[0], sum[1]), ptx::bf16_pair(sum[2], sum[3]), ptx::bf16_pair(sum[4], sum[5]),
+                     ptx::bf16_pair(sum[6], sum[7])};
+  const CallTensors& t = c.args.tensors;
+  *reinterpret_cast<uint4*>(t.output + token * t.output_row_stride + column) = out;
+}
+
+/// Takes slices of tokens, or groups of whole tokens, by ticket until none is left.
+/// @tparam kInFlight, kSleepNs  as in sum_slots, wait_experts
+template <uint32_t kInFlight, uint32_t kSleepNs, class Spec>
+__device__ __forceinline__ void combine(Context<Spec>& c) {
+  constexpr uint32_t kSliceColumns = 256;  // 8 columns for each of 32 lanes
+  const protocol::RankView& view = c.view();
+  const uint32_t num_tokens = c.args.tensors.num_tokens, hidden = view.spec.shape.hidden;
+  if (num_tokens == 0) return;
+  const uint32_t num_warps = gridDim.x * (blockDim.x / 32), steps = core::ceil_div(hidden, kSliceColumns);
+  const uint32_t group_tokens = view.spec.shape.top_k <= 8 && num_tokens >= 8 * num_warps / 2 ? 4 : 1;
+  const uint32_t slices = core::min(steps, core::ceil_div(num_warps, num_tokens));
+  const uint32_t slice_columns = core::ceil_div(steps, slices) * kSliceColumns;
+  uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kCombineTicketIndex;
+  const uint32_t num_units = core::ceil_div(num_tokens, group_tokens) * slices;
+  for (;;) {
+    const uint32_t unit = __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
+    if (unit >= num_units) return;
+    const uint32_t token = unit / slices * group_tokens, first = unit % slices * slice_columns;
+    uint32_t live;
+    c.trace(protocol::Event::kWaitExperts, false, token);
+    if (!wait_experts<kSleepNs>(c, token, group_tokens, live)) return;
+    c.trace(protocol::Event::kWaitExperts, true, token);
+    const uint32_t end = core::min(first + slice_columns, hidden);
+    for (uint32_t i = 0; i < group_tokens && token + i < num_tokens; ++i) {
+      const uint32_t slots = group_tokens > 1 ? live >> i * 8 & 0xff : live;
+      for (uint32_t column = first + c.lane() * 8; column < end; column += kSliceColumns)
+        sum_slots<kInFlight>(c, token + i, slots, column);
+    }
+  }
+}
+
+}  // namespace megamoe::sm90

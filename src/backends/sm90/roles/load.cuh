@@ -1,0 +1,199 @@
+// The load role: one warp walks the schedule and streams weights with their scales; one follows it and streams token
+// rows (or activations) with theirs, as soon as they are there.
+#pragma once
+
+#include "backends/sm90/roles/dispatch.cuh"
+#include "protocol/ring.h"
+#include "protocol/schedule.h"
+
+namespace megamoe::sm90 {
+
+using protocol::RingState;
+
+/// Weight scales of up to 32 k-blocks of a tile, one k-block a lane: of the tile's even and odd groups of 8 columns
+/// (gate and up, first GEMM), or of its first and second 128 columns.
+struct ScalePair {
+  float first = 0;
+  float second = 0;
+};
+
+template <class Spec>
+__device__ __forceinline__ ScalePair load_weight_scales(Context<Spec>& c, const TileNote& tile, uint32_t k_base) {
+  const protocol::WorkspaceSpec& spec = c.view().spec;
+  const bool is_l1 = tile.kind == kNoteL1;
+  const uint32_t k_blocks = is_l1 ? spec.hidden_groups() : spec.intermediate_groups();
+  const uint32_t k = k_base + c.lane();
+  if (k >= k_blocks) return {};
+  const uint32_t row_blocks = is_l1 ? spec.intermediate_groups() : spec.hidden_groups();
+  const float* scales = is_l1 ? c.args.weight_scales.w13 : c.args.weight_scales.w2;
+  const uint64_t expert_rows = uint64_t{tile.local_expert} * row_blocks * (is_l1 ? 2 : 1);
+  const uint64_t first = expert_rows + (is_l1 ? tile.n : 2 * tile.n);
+  const uint64_t second = first + (is_l1 ? row_blocks : 1);
+  const bool has_second = is_l1 || 2 * tile.n + 1 < row_blocks;
+  return {__ldg(scales + first * k_blocks + k), has_second ? __ldg(scales + second * k_blocks + k) : 0.0f};
+}
+
+/// The tile with this number, as the other roles get it.
+__device__ __forceinline__ TileNote note_of(protocol::BlockSchedule& schedule, const protocol::PoolPlan& plan,
+                                            uint32_t ticket) {
+  protocol::Tile tile;
+  if (!schedule.at(ticket, tile)) return {kNoteEnd, 0, 0, 0, 0};
+  return {tile.phase == protocol::Phase::kL1 ? kNoteL1 : kNoteL2, static_cast<uint16_t>(tile.local_expert), tile.block,
+          tile.n, plan.rows_of(tile.local_expert, tile.block)};
+}
+
+/// Tells the CTA's other roles which tile comes next. Order: note_full; pairs with read_note.
+template <class Spec>
+__device__ __forceinline__ bool announce(Context<Spec>& c, RingState& slot, const TileNote& tile) {
+  const bool ok = wait_barrier(c, ptx::shared_address(&c.shared.note_empty[slot.index]), slot.phase, Role::kLoad);
+  if (ok && c.lane() == 0) {
+    c.shared.notes[slot.index] = tile;
+    ptx::mbarrier_arrive(ptx::shared_address(&c.shared.note_full[slot.index]));
+  }
+  __syncwarp();
+  slot.advance(Spec::kSpec.num_tile_slots);
+  return ok;
+}
+
+/// Weights: takes tiles by ticket, two ahead, so that neither the ticket nor the scales are waited for. Never waits on
+/// token data.
+template <class Spec>
+__device__ __forceinline__ void load_weights(Context<Spec>& c) {
+  constexpr uint32_t kStages = Spec::kSpec.num_stages, kTileBytes = Spec::kSpec.tile_n * 128;
+  const protocol::RankView& view = c.view();
+  RingState slot = RingState::producer_start(), stage = RingState::producer_start();
+  if (!wait_plan(c, Role::kLoad)) {
+    announce(c, slot, {kNoteEnd, 0, 0, 0, 0});
+    return;
+  }
+  c.trace(protocol::Event::kWaitPlan, true);
+  const protocol::PoolPlan plan = c.pool_plan();
+  protocol::BlockSchedule schedule(view.schedule, plan);
+  uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kTileTicketIndex;
+  const auto take_ticket = [&] {
+    return __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
+  };
+  TileNote tile = note_of(schedule, plan, take_ticket());
+  ScalePair scales = tile.kind == kNoteEnd ? ScalePair{} : load_weight_scales(c, tile, 0);
+  uint32_t next_ticket = c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0;
+
+  while (tile.kind != kNoteEnd && !has_failed(c.shared)) {
+    if (!announce(c, slot, tile)) return;
+    const uint32_t k_blocks = tile.kind == kNoteL1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
+    TileNote next{};
+    ScalePair next_scales;
+    for (uint32_t k = 0; k < k_blocks; ++k) {
+      const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
+      if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
+      const float first = __shfl_sync(kFullWarp, scales.first, k % 32);
+      const float second = __shfl_sync(kFullWarp, scales.second, k % 32);
+      if (c.lane() == 0) {
+        c.shared.weight_scales[stage.index] = {first, second};
+        ptx::mbarrier_arrive_expect(full, kTileBytes);
+        const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].weights);
+        if (tile.kind == kNoteL1) {
+          ptx::tma_load_5d(c.args.maps.w13, to, full, k * 128, 0, 0, tile.n * 16, tile.local_expert);
+        } else {
+          ptx::tma_load_3d(c.args.maps.w2, to, full, k * 128, tile.n * Spec::kSpec.tile_n, tile.local_expert);
+        }
+      }
+      __syncwarp();
+      stage.advance(kStages);
+      if (k == 0) {
+        next = note_of(schedule, plan, __shfl_sync(kFullWarp, next_ticket, 0));
+        if (next.kind != kNoteEnd) {
+          next_scales = load_weight_scales(c, next, 0);
+          if (c.lane() == 0) next_ticket = ptx::add_relaxed_gpu(tickets, 1);
+        }
+      }
+      if (k % 32 == 31) scales = load_weight_scales(c, tile, k + 1);
+    }
+    tile = next;
+    scales = next_scales;
+  }
+  announce(c, slot, {kNoteEnd, 0, 0, 0, 0});
+}
+
+/// The tile in a slot that is known to be full.
+template <class Spec>
+__device__ __forceinline__ TileNote note_at(Context<Spec>& c, uint32_t slot) {
+  const uint4 raw = ptx::load_shared_16(ptx::shared_address(&c.shared.notes[slot]));
+  return {static_cast<uint16_t>(raw.x), static_cast<uint16_t>(raw.x >> 16), raw.y, raw.z, raw.w};
+}
+
+/// Waits for the tile at the head of the ring of notes. Pairs with announce.
+template <class Spec>
+__device__ __forceinline__ bool read_note(Context<Spec>& c, const RingState& slot, Role role, TileNote& tile) {
+  if (!wait_barrier(c, ptx::shared_address(&c.shared.note_full[slot.index]), slot.phase, role)) return false;
+  tile = note_at(c, slot.index);
+  return true;
+}
+
+/// Waits until the rows that a tile multiplies are there. First GEMM: its tokens have arrived (pairs with
+/// publish_rows), and the block that held its slot of the activation ring has left. Second GEMM: all first-GEMM tiles
+/// of its block are stored. The latter two pair with finish_tile in roles/store.
+template <class Spec>
+__device__ __forceinline__ bool wait_tile_inputs(Context<Spec>& c, const TileNote& tile) {
+  const protocol::RankView& view = c.view();
+  const auto reaches = [&](Signal signal, uint32_t* counter, uint32_t index, uint32_t expected) {
+    return wait_warp(c, {signal, Role::kLoad, index, expected}, [&](uint64_t& seen) {
+      seen = ptx::load_acquire_gpu(counter + index);
+      return seen >= expected;
+    });
+  };
+  if (tile.kind == kNoteL2)
+    return reaches(Signal::kActsFull, c.own_bank(c.layout().acts_full), tile.block, view.schedule.num_l1_tiles);
+  const protocol::BlockRing ring = view.act_ring();
+  if (ring.has_previous(tile.block) && !reaches(Signal::kActsEmpty, c.own_bank(c.layout().acts_empty),
+                                                ring.previous(tile.block), view.schedule.num_l2_tiles))
+    return false;
+  return reaches(Signal::kTokensFull, c.own_bank(c.layout().tokens_full), tile.block, tile.num_rows);
+}
+
+/// Token rows. After a failure it still completes the stages of the tiles that were announced, with whatever lies
+/// there: the math warps stay together, and store nothing that anybody is told of.
+template <class Spec>
+__device__ __forceinline__ void load_tokens(Context<Spec>& c) {
+  constexpr uint32_t kStages = Spec::kSpec.num_stages, kBlockM = Spec::kSpec.block_m;
+  const protocol::RankView& view = c.view();
+  RingState slot, stage = RingState::producer_start();
+  TileNote tile;
+  while (read_note(c, slot, Role::kLoad, tile) && tile.kind != kNoteEnd) {
+    __syncwarp();
+    if (c.lane() == 0) ptx::mbarrier_arrive(ptx::shared_address(&c.shared.note_empty[slot.index]));
+    slot.advance(Spec::kSpec.num_tile_slots);
+    const protocol::Event wait_event = tile.kind == kNoteL1 ? protocol::Event::kWaitTokens : protocol::Event::kWaitActs;
+    c.trace(wait_event, false, tile.block);
+    const bool ok = !has_failed(c.shared) && wait_tile_inputs(c, tile);
+    c.trace(wait_event, true, tile.block);
+    ptx::proxy_fence();  // what was acquired is read by bulk copies from here on
+    const bool is_l1 = tile.kind == kNoteL1;
+    const uint32_t k_blocks = is_l1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
+    const uint32_t ring_slot = is_l1 ? view.token_ring().slot(tile.block) : view.act_ring().slot(tile.block);
+    const bool half = kBlockM > 64 && tile.num_rows <= 64;
+    const uint32_t rows = half ? 64 : kBlockM;
+    const CUtensorMap& map =
+        is_l1 ? (half ? c.args.maps.pool_half : c.args.maps.pool) : (half ? c.args.maps.acts_half : c.args.maps.acts);
+    const float* scales = (is_l1 ? c.own(c.layout().pool_scales) : c.own(c.layout().act_scales)) +
+                          uint64_t{ring_slot} * k_blocks * kBlockM;
+    for (uint32_t k = 0; k < k_blocks; ++k) {
+      const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
+      if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
+      if (c.lane() == 0) {
+        if (ok) {
+          ptx::mbarrier_arrive_expect(full, rows * 128 + rows * 4);
+          ptx::tma_load_2d(map, ptx::shared_address(c.shared.stages[stage.index].tokens), full, k * 128,
+                           ring_slot * kBlockM);
+          ptx::bulk_load(ptx::shared_address(c.shared.token_scales[stage.index]), scales + uint64_t{k} * kBlockM,
+                         rows * 4, full);
+        } else {
+          ptx::mbarrier_arrive(full);
+        }
+      }
+      __syncwarp();
+      stage.advance(kStages);
+    }
+  }
+}
+
+}  // namespace megamoe::sm90

@@ -1,0 +1,214 @@
+// The math role: the k loop of both GEMMs, with the partial sums of each 128 columns promoted exactly.
+#pragma once
+
+#include "backends/sm90/ptx/wgmma.cuh"
+#include "backends/sm90/roles/stage_rows.cuh"
+#include "backends/sm90/roles/swiglu.cuh"
+
+namespace megamoe::sm90 {
+
+/// One math warp and its position in the rings.
+template <class Spec>
+class MathWarp {
+ public:
+  using Tiling = MathTiling<Spec>;
+  using Sums = typename Tiling::Sums;
+
+  __device__ explicit MathWarp(Context<Spec>& c)
+      : c_(c), shared_(__shfl_sync(kFullWarp, ptx::shared_address(&c.shared), 0)) {
+    const MathPlace<Spec> at = place();
+    const uint32_t stages = shared_ + offsetof(Shared, stages);
+    tokens_low_ = uniform(ptx::operand_low(stages + at.warpgroup_m * 64 * 128));
+    weights_low_ =
+        uniform(ptx::operand_low(stages + sizeof(Shared::Stage::tokens) + at.warpgroup_n * Tiling::kColumns * 128));
+    scale_row_ = shared_ + offsetof(Shared, token_scales) + (at.first_row() + c.lane() / 4) * 4;
+  }
+
+  /// Runs tiles until the load role announces the end. False: something is broken, or the call failed.
+  __device__ __forceinline__ bool run_tiles() {
+    for (;;) {
+      if (!wait_barrier(c_, note_full(), slot_.phase, Role::kMath)) return false;
+      if (tile().kind == kNoteEnd) return !has_failed(c_.shared);
+      const protocol::Event event = tile().kind == kNoteL1 ? protocol::Event::kL1Tile : protocol::Event::kL2Tile;
+      c_.trace(event, false, tile().block);
+      Sums sums;
+      multiply(sums);
+      c_.trace(event, true, tile().block);
+      c_.trace(protocol::Event::kStageTile, false, tile().block);
+      if (broken_ || !stage(sums)) return false;
+      c_.trace(protocol::Event::kStageTile, true, tile().block);
+      if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, note_empty) + slot_.index * 8);
+      slot_.advance(Spec::kSpec.num_tile_slots);
+    }
+  }
+
+ private:
+  using Shared = SharedStorage<Spec>;
+
+  /// Through a shuffle, so that the compiler knows the value to be the same in a warp and keeps operands in uniform
+  /// registers.
+  static __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __shfl_sync(kFullWarp, value, 0); }
+
+  /// Worked out anew where it is needed, like the tile below: the k loop has no register for it.
+  __device__ __forceinline__ MathPlace<Spec> place() const {
+    return MathPlace<Spec>(c_.warp() - Spec::kSpec.plan.first_warp(Role::kMath));
+  }
+
+  __device__ __forceinline__ TileNote tile() const {
+    TileNote note = note_at(c_, slot_.index);
+    note.kind = static_cast<uint16_t>(uniform(note.kind));
+    note.num_rows = uniform(note.num_rows);
+    return note;
+  }
+
+  /// Turns the sums into what is stored and leaves it in this warp's part of staging. Pairs with store_tiles.
+  __device__ __forceinline__ bool stage(Sums& sums) {
+    if (!wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), staging_phase_ ^ 1, Role::kMath)) return false;
+    const MathPlace<Spec> at = place();
+    const TileNote tile = this->tile();
+    // Warpgroups side by side exchange row maxima, so all of them take part.
+    const bool has_rows = at.first_row() < tile.num_rows;
+    if (tile.kind == kNoteL1) {
+      if (has_rows || Tiling::kWarpgroupsN > 1) stage_activations(c_, at, sums, amax_phase_);
+    } else if (has_rows) {
+      stage_rows(c_, at, sums);
+    }
+    ptx::proxy_fence_shared();  // read by bulk copies
+    __syncwarp();
+    if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, staged));
+    staging_phase_ ^= 1;
+    return true;
+  }
+
+  /// Scales of one k-block: of this thread's two rows, and of the two column groups.
+  struct Scales {
+    float row[2];
+    float first;
+    float second;
+  };
+
+  __device__ __forceinline__ uint32_t stage_full(uint32_t index) const {
+    return shared_ + offsetof(Shared, stage_full) + index * 8;
+  }
+  __device__ __forceinline__ uint32_t stage_empty(uint32_t index) const {
+    return shared_ + offsetof(Shared, stage_empty) + index * 8;
+  }
+  __device__ __forceinline__ uint32_t note_full() const {
+    return shared_ + offsetof(Shared, note_full) + slot_.index * 8;
+  }
+
+  __device__ __forceinline__ void advance_stage() {
+    constexpr uint32_t kStageLow = sizeof(typename Shared::Stage) >> 4;
+    stage_.advance(Spec::kSpec.num_stages);
+    stage_low_ = stage_.index * kStageLow;
+  }
+  __device__ __forceinline__ void release_stage(uint32_t index) {
+    if (c_.lane() == 0) ptx::mbarrier_arrive(stage_empty(index));
+  }
+  /// Gives up at the deadline, and then never waits again: the k loop has no way out, so that all warps of the
+  /// warpgroup run the same multiplies.
+  __device__ __forceinline__ void wait_stage() {
+    if (!broken_) broken_ = !wait_barrier(c_, stage_full(stage_.index), stage_.phase, Role::kMath);
+  }
+  __device__ __forceinline__ Scales read_scales(uint32_t stage) const {
+    const uint32_t row = scale_row_ + stage * Spec::kSpec.block_m * 4;
+    const uint32_t weights = shared_ + offsetof(Shared, weight_scales) + stage * 8;
+    return {
+        {ptx::load_shared(row), ptx::load_shared(row + 32)}, ptx::load_shared(weights), ptx::load_shared(weights + 4)};
+  }
+
+  /// Issues the four multiplies of one wave over the stage's 128 columns.
+  __device__ __forceinline__ void issue(uint32_t wave, uint32_t stage_low, float (&part)[Tiling::kRegisters]) {
+    const uint32_t a = tokens_low_ + stage_low, b = weights_low_ + stage_low + wave * Tiling::kWaveN * 8;
+    ptx::wgmma_fence();
+    ptx::Wgmma<Tiling::kWaveN>::template run<false>(part, ptx::operand(a), ptx::operand(b));
+#pragma unroll
+    for (uint32_t k = 1; k < 4; ++k)
+      ptx::Wgmma<Tiling::kWaveN>::template run<true>(part, ptx::operand(a + k * 2), ptx::operand(b + k * 2));
+    ptx::wgmma_commit();
+  }
+
+  /// sum = fma(part, row scale * column scale, sum), the products rounded once. In the first GEMM groups of 8 columns
+  /// alternate between the two column scales (gate, up); in the second each 128 columns have one.
+  __device__ __forceinline__ void promote(bool is_l1, uint32_t wave, float (&part)[Tiling::kRegisters],
+                                          float (&sum)[Tiling::kRegisters], const Scales& scales) {
+    const uint32_t first_column = (Tiling::kWarpgroupsN > 1 ? place().warpgroup_n * Tiling::kColumns : 0);
+    const bool second_half = first_column + wave * Tiling::kWaveN >= 128;
+    const float even = is_l1 || !second_half ? scales.first : scales.second;
+    const float odd = is_l1 || second_half ? scales.second : scales.first;
+    const float factor[2][2] = {{__fmul_rn(scales.row[0], even), __fmul_rn(scales.row[1], even)},
+                                {__fmul_rn(scales.row[0], odd), __fmul_rn(scales.row[1], odd)}};
+#pragma unroll
+    for (uint32_t i = 0; i < Tiling::kRegisters; ++i) {
+      asm volatile("" : "+f"(part[i])::"memory");  // no read moves above the wait
+      sum[i] = __fmaf_rn(part[i], factor[i / 4 % 2][i / 2 % 2], sum[i]);
+    }
+  }
+
+  /// One k-block of a stage that is there. While its last wave runs, looks whether the next stage is there too and
+  /// reads its scales.
+  __device__ __forceinline__ void k_block(bool is_l1, bool is_last, Sums& sums, Scales& scales, bool& ready) {
+    const uint32_t stage = stage_.index, low = stage_low_;
+    Scales coming{};
+    float part[Tiling::kRegisters];
+#pragma unroll
+    for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+      issue(wave, low, part);
+      if (wave == Tiling::kWaves - 1) {
+        advance_stage();
+        ready = !is_last && test_warp(stage_full(stage_.index), stage_.phase);
+        if (ready) coming = read_scales(stage_.index);
+      }
+      ptx::wgmma_wait();
+      if (wave == Tiling::kWaves - 1) release_stage(stage);
+      promote(is_l1, wave, part, sums.value[wave], scales);
+    }
+    scales = coming;
+  }
+
+  __device__ __forceinline__ void multiply(Sums& sums) {
+    const protocol::WorkspaceSpec& spec = c_.view().spec;
+    const TileNote tile = this->tile();
+    const bool is_l1 = tile.kind == kNoteL1;
+    const bool has_rows = place().warpgroup_m * 64 < tile.num_rows;  // of the warpgroup
+    const uint32_t k_blocks = is_l1 ? spec.hidden_groups() : spec.intermediate_groups();
+    if (!has_rows) {
+      for (uint32_t k = 0; k < k_blocks; ++k) {
+        wait_stage();
+        release_stage(stage_.index);
+        advance_stage();
+      }
+      return;
+    }
+#pragma unroll
+    for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+#pragma unroll
+      for (uint32_t i = 0; i < Tiling::kRegisters; ++i) sums.value[wave][i] = 0.0f;
+    }
+    wait_stage();
+    if (is_l1) RowNote::prefetch(c_, place(), tile.block);
+    Scales scales = read_scales(stage_.index);
+    bool ready = true;
+    for (uint32_t k = 0; k < k_blocks; ++k) {
+      if (!ready) {
+        wait_stage();
+        scales = read_scales(stage_.index);
+      }
+      k_block(is_l1, k + 1 == k_blocks, sums, scales, ready);
+    }
+  }
+
+  Context<Spec>& c_;
+  const uint32_t shared_;
+  uint32_t tokens_low_;
+  uint32_t weights_low_;
+  uint32_t scale_row_;  ///< Shared address of the first stage's scale of this thread's first row.
+  uint32_t stage_low_ = 0;
+  RingState stage_;
+  RingState slot_;
+  uint32_t staging_phase_ = 0;
+  bool broken_ = false;
+  uint32_t amax_phase_ = 0;
+};
+
+}  // namespace megamoe::sm90

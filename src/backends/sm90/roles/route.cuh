@@ -1,0 +1,298 @@
+// The dispatch role's head, run by all threads of the first CTAs before they split into roles: sort this rank's slots
+// by expert (several CTAs where there are many), tell every owner, learn from every source, plan the pool (the first
+// CTA).
+#pragma once
+
+#include "backends/sm90/machine.cuh"
+
+namespace megamoe::sm90 {
+
+__device__ __forceinline__ int64_t topk_id(const CallTensors& t, uint32_t token, uint32_t slot) {
+  const uint64_t at = token * t.id_token_stride + slot * t.id_slot_stride;
+  return t.ids_are_64_bit ? static_cast<const int64_t*>(t.topk_ids)[at]
+                          : int64_t{static_cast<const int32_t*>(t.topk_ids)[at]};
+}
+
+/// Turns counts[0 .. n) into their exclusive sums in first[0 .. n); returns the total. By one warp.
+__device__ __forceinline__ uint32_t exclusive_sums(const uint32_t* counts, uint32_t* first, uint32_t n, uint32_t lane) {
+  uint32_t before = 0;
+  for (uint32_t base = 0; base < n; base += 32) {
+    const uint32_t own = base + lane < n ? counts[base + lane] : 0;
+    uint32_t sum = own;
+    for (uint32_t step = 1; step < 32; step *= 2) {
+      const uint32_t left = __shfl_up_sync(kFullWarp, sum, step);
+      if (lane >= step) sum += left;
+    }
+    if (base + lane < n) first[base + lane] = before + sum - own;
+    before += __shfl_sync(kFullWarp, sum, 31);
+  }
+  return before;
+}
+
+/// The slots that one CTA sorts.
+struct SlotPart {
+  uint32_t begin;
+  uint32_t end;
+};
+
+inline constexpr uint32_t kSlotsPerCta = 1536;  ///< Four a thread: one round of loads.
+
+/// How many CTAs sort.
+__device__ __forceinline__ uint32_t num_sorting_ctas(uint32_t num_slots) {
+  return core::max(1u, core::min(core::ceil_div(num_slots, kSlotsPerCta), gridDim.x));
+}
+
+/// Visits this CTA's slots, several loads in flight per thread: visit(slot index, id).
+template <class Visit>
+__device__ __forceinline__ void for_each_slot(const CallTensors& t, uint32_t top_k, const SlotPart& part, Visit visit) {
+  constexpr uint32_t kUnroll = 4;
+  for (uint32_t base = part.begin + threadIdx.x; base < part.end; base += kUnroll * blockDim.x) {
+    int64_t ids[kUnroll];
+#pragma unroll
+    for (uint32_t i = 0; i < kUnroll; ++i) {
+      const uint32_t at = base + i * blockDim.x;
+      ids[i] = at < part.end ? topk_id(t, at / top_k, at % top_k) : -1;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kUnroll; ++i)
+      if (ids[i] != -1) visit(base + i * blockDim.x, ids[i]);
+  }
+}
+
+/// Counts the slots of each expert into scratch.counts; notes the first id that is neither -1 nor an expert.
+template <class Spec>
+__device__ __forceinline__ void count_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
+  const uint32_t num_experts = c.view().spec.shape.num_experts;
+  for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x) scratch.counts[expert] = 0;
+  if (threadIdx.x == 0) scratch.first_bad = 0;
+  __syncthreads();
+  for_each_slot(c.args.tensors, c.view().spec.shape.top_k, part, [&](uint32_t slot, int64_t id) {
+    if (id >= 0 && id < int64_t{num_experts}) {
+      atomicAdd(&scratch.counts[id], 1u);
+    } else {
+      atomicMax(&scratch.first_bad, UINT32_MAX - slot);
+    }
+  });
+  __syncthreads();
+}
+
+/// Waits until all sorting CTAs have added themselves to `counter`; by the first warp, then the CTA.
+/// Order: acquires at rank scope; pairs with meet.
+template <class Spec>
+__device__ __forceinline__ void await_sorters(Context<Spec>& c, const uint32_t* counter, uint32_t num_ctas) {
+  if (c.warp() == 0)
+    wait_warp(c, {Signal::kPlanReady, Role::kDispatch, 0, num_ctas}, [&](uint64_t& seen) {
+      seen = ptx::load_acquire_gpu(counter);
+      return seen >= num_ctas;
+    });
+  __syncthreads();
+}
+
+/// Order: releases all of the CTA's writes at rank scope; pairs with await_sorters.
+__device__ __forceinline__ void meet(uint32_t* counter) {
+  __syncthreads();
+  if (threadIdx.x == 0) ptx::add_release_gpu(counter, 1);
+}
+
+/// With several CTAs: adds up everybody's counts. Afterwards scratch.counts has the totals, and scratch.next the place
+/// of this CTA's first slot of each expert, counted from the expert's first.
+template <class Spec>
+__device__ __forceinline__ void share_counts(Context<Spec>& c, RouteScratch& scratch, uint32_t num_ctas) {
+  const uint32_t num_experts = c.view().spec.shape.num_experts;
+  SortState& state = c.args.grid_state->sort[c.bank()];
+  for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x) {
+    const uint32_t count = scratch.counts[expert];
+    scratch.next[expert] = count != 0 ? atomicAdd(&state.claimed[expert], count) : 0;
+  }
+  if (threadIdx.x == 0 && scratch.first_bad != 0) atomicMax(&state.first_bad, scratch.first_bad);
+  meet(&state.ctas_counted);
+  await_sorters(c, &state.ctas_counted, num_ctas);
+  for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x)
+    scratch.counts[expert] = __ldcg(&state.claimed[expert]);
+  if (threadIdx.x == 0) scratch.first_bad = __ldcg(&state.first_bad);
+  __syncthreads();
+}
+
+/// Writes this CTA's part of the slot list: by expert; the order inside an expert is any order, on which no result
+/// depends.
+template <class Spec>
+__device__ __forceinline__ void place_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
+  const CallTensors& t = c.args.tensors;
+  const uint32_t num_experts = c.view().spec.shape.num_experts, top_k = c.view().spec.shape.top_k;
+  if (c.warp() == 0) exclusive_sums(scratch.counts, scratch.first, num_experts, c.lane());
+  __syncthreads();
+  for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x)
+    scratch.next[expert] += scratch.first[expert];
+  __syncthreads();
+  protocol::SlotEntry* list = c.own(c.layout().slot_list);
+  for_each_slot(t, top_k, part, [&](uint32_t slot, int64_t id) {
+    const float weight = t.topk_weights[slot / top_k * t.weight_token_stride + slot % top_k * t.weight_slot_stride];
+    list[atomicAdd(&scratch.next[id], 1u)] = {slot, weight};
+  });
+}
+
+/// Sorts this CTA's part of the slots. Returns whether this rank refuses the call.
+template <class Spec>
+__device__ __forceinline__ bool sort_slots(Context<Spec>& c, RouteScratch& scratch, uint32_t num_ctas) {
+  const uint32_t num_slots = c.args.tensors.num_tokens * c.view().spec.shape.top_k;
+  const uint32_t size = core::ceil_div(num_slots, num_ctas);
+  const uint32_t begin = core::min(blockIdx.x * size, num_slots);
+  const SlotPart part{begin, core::min(begin + size, num_slots)};
+  count_slots(c, scratch, part);
+  if (num_ctas > 1) {
+    share_counts(c, scratch, num_ctas);
+  } else {
+    for (uint32_t expert = threadIdx.x; expert < c.view().spec.shape.num_experts; expert += blockDim.x)
+      scratch.next[expert] = 0;
+  }
+  if (scratch.first_bad != 0 || has_failed(c.shared)) return true;
+  place_slots(c, scratch, part);
+  if (num_ctas > 1) {
+    SortState& state = c.args.grid_state->sort[c.bank()];
+    meet(&state.ctas_placed);
+    if (blockIdx.x == 0) await_sorters(c, &state.ctas_placed, num_ctas);
+  }
+  return false;
+}
+
+/// Order: each header is released at system scope after the slot list, the ranges and the refusal (all threads' writes,
+/// through the CTA barrier); pairs with wait_headers of every owner.
+template <class Spec>
+__device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScratch& scratch, bool refused) {
+  const protocol::RankView& view = c.view();
+  const uint32_t local = view.spec.local_experts();
+  if (!refused) {
+    for (uint32_t expert = threadIdx.x; expert < view.spec.shape.num_experts; expert += blockDim.x)
+      c.peer_bank(c.layout().slot_ranges, expert / local)[uint64_t{view.rank} * local + expert % local] = {
+          scratch.counts[expert], scratch.first[expert]};
+  } else if (threadIdx.x < view.spec.num_ranks) {
+    protocol::Refusal refusal = c.args.refusal;
+    if (refusal.kind == protocol::RefusalKind::kNone) {
+      refusal.kind = protocol::RefusalKind::kIdOutOfRange;
+      const uint32_t first_bad = UINT32_MAX - scratch.first_bad;
+      refusal.token = first_bad / view.spec.shape.top_k;
+      refusal.slot = first_bad % view.spec.shape.top_k;
+      refusal.value = topk_id(c.args.tensors, refusal.token, refusal.slot);
+    }
+    protocol::Refusal* to = c.peer_bank(c.layout().refusal, threadIdx.x) + view.rank;
+    to->kind = refusal.kind;
+    to->code = refusal.code;
+    to->token = refusal.token;
+    to->slot = refusal.slot;
+    to->value = refusal.value;
+    for (uint32_t i = 0; i < sizeof(refusal.text); ++i) to->text[i] = c.args.refusal.text[i];
+  }
+  __syncthreads();
+  const uint64_t flags = (refused ? protocol::kHeaderRefused : 0) |
+                         (c.args.tensors.source == TokenSource::kReadInPlace ? protocol::kHeaderInputReady : 0);
+  if (threadIdx.x < view.spec.num_ranks)
+    ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank,
+                           protocol::header_value(c.epoch(), flags));
+}
+
+/// One lane a source. Returns false where a header did not come; `refused` is the set of ranks that refuse the call.
+template <class Spec>
+__device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused_words) {
+  const uint32_t num_ranks = c.view().spec.num_ranks;
+  for (uint32_t base = 0; base < num_ranks; base += 32) {
+    const uint32_t source = base + c.lane();
+    uint64_t header = 0;
+    const auto arrived = [&](uint64_t& seen) {
+      if (source >= num_ranks) return true;
+      seen = header = ptx::load_acquire_sys(c.own_bank(c.layout().header) + source);
+      return protocol::header_epoch(header) == c.epoch();
+    };
+    const WaitSite site{Signal::kHeader, Role::kDispatch, source, protocol::header_value(c.epoch(), 0)};
+    if (!wait_warp(c, site, arrived)) {
+      // Every header that is still owed is named, not only the one whose lane gave up first.
+      for (uint32_t other = c.lane(); other < num_ranks; other += 32)
+        if (protocol::header_epoch(ptx::load_acquire_sys(c.own_bank(c.layout().header) + other)) != c.epoch())
+          blame(c.shared, other);
+      return false;
+    }
+    const uint32_t word = __ballot_sync(kFullWarp, source < num_ranks && (header & protocol::kHeaderRefused) != 0);
+    if (c.lane() == 0) refused_words[base / 32] = word;
+  }
+  return true;
+}
+
+/// The pool plan of this call: the same numbers as protocol::make_pool_plan, one thread an expert.
+/// Order: plan_ready is released at rank scope; pairs with wait_plan.
+template <class Spec>
+__device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scratch) {
+  const protocol::RankView& view = c.view();
+  const uint32_t local = view.spec.local_experts(), num_ranks = view.spec.num_ranks;
+  const bool refused = (scratch.refused_words[0] | scratch.refused_words[1] | scratch.refused_words[2]) != 0;
+  uint32_t* num_rows = c.own(c.layout().expert_num_rows);
+  uint32_t* first_row = c.own(c.layout().source_first_row);
+  for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x) {
+    uint32_t rows = 0;
+    for (uint32_t n = 0; n < num_ranks && !refused; ++n) {
+      const uint64_t cell = uint64_t{protocol::nth_source(view.rank, n, num_ranks)} * local + expert;
+      first_row[cell] = rows;
+      rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
+    }
+    num_rows[expert] = rows;
+    scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
+  }
+  __syncthreads();
+  if (c.warp() == 0) {
+    uint32_t* first_block = c.own(c.layout().expert_first_block);
+    const uint32_t total = exclusive_sums(scratch.counts, first_block, local, c.lane());
+    if (c.lane() == 0) {
+      first_block[local] = total;
+      c.own(c.layout().bank_blocks)[(c.epoch() & 1)] = total;
+      protocol::RankSet& set = c.args.grid_state->refused;
+      set.words[0] = scratch.refused_words[0] | uint64_t{scratch.refused_words[1]} << 32;
+      set.words[1] = scratch.refused_words[2];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) ptx::store_release_gpu(c.own(c.layout().plan_ready), c.epoch());
+}
+
+/// The whole head. On failure the CTA's roles find it marked as failed and leave.
+template <class Spec>
+__device__ __forceinline__ void route(Context<Spec>& c) {
+  const uint32_t num_ctas = num_sorting_ctas(c.args.tensors.num_tokens * c.view().spec.shape.top_k);
+  if (blockIdx.x >= num_ctas) return;
+  RouteScratch& scratch = c.shared.route_scratch();
+  bool refused = c.args.refusal.kind != protocol::RefusalKind::kNone;
+  if (!refused) refused = sort_slots(c, scratch, num_ctas);
+  if (blockIdx.x == 0 && !has_failed(c.shared)) {
+    publish_headers(c, scratch, refused);
+    if (c.warp() == 0) {
+      if (c.lane() < 4) scratch.refused_words[c.lane()] = 0;
+      __syncwarp();
+      wait_headers(c, scratch.refused_words);
+    }
+    __syncthreads();
+    if (!has_failed(c.shared)) publish_plan(c, scratch);
+  }
+  __syncthreads();
+}
+
+/// Zeroes the counters that the next call will use. Their last users ended with the previous launch, the next ones
+/// start with the next launch; no peer writes them.
+template <class Spec>
+__device__ __forceinline__ void clean_idle_bank(Context<Spec>& c) {
+  const protocol::RankView& view = c.view();
+  const uint32_t idle = (c.epoch() & 1) ^ 1;
+  const protocol::Banks bank(view, idle);
+  uint32_t* used = c.own(c.layout().bank_blocks) + idle;
+  const uint32_t num_blocks = *used;
+  for (uint32_t block = threadIdx.x; block < num_blocks; block += blockDim.x) {
+    bank.tokens_full[block] = 0;
+    bank.acts_full[block] = 0;
+    bank.acts_empty[block] = 0;
+  }
+  for (uint32_t expert = threadIdx.x; expert < view.spec.local_experts(); expert += blockDim.x)
+    bank.expert_blocks_done[expert] = 0;
+  if (threadIdx.x < 4) bank.tickets[threadIdx.x] = 0;
+  auto* sort = reinterpret_cast<uint32_t*>(&c.args.grid_state->sort[idle]);
+  for (uint32_t i = threadIdx.x; i < sizeof(SortState) / 4; i += blockDim.x) sort[i] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) *used = 0;
+}
+
+}  // namespace megamoe::sm90

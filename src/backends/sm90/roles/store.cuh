@@ -1,0 +1,111 @@
+// The store role: moves finished tiles from staging to where they belong, by bulk copies, and tells the others.
+#pragma once
+
+#include "backends/sm90/math_tiling.cuh"
+#include "backends/sm90/roles/load.cuh"
+
+namespace megamoe::sm90 {
+
+/// Tells that a tile is stored; by one thread. Order: acts_full is released at rank scope
+/// (pairs with wait_tile_inputs and, as the end of the token rows' use, with pull_rows). acts_empty and
+/// expert_blocks_done acquire and release at rank scope, so the last tile of an expert has acquired all of the expert's
+/// rows; expert_done is then released at system scope (pairs with wait_experts in roles/combine).
+template <class Spec>
+__device__ __forceinline__ void finish_tile(Context<Spec>& c, const TileNote& tile) {
+  const protocol::RankView& view = c.view();
+  if (tile.kind == kNoteL1) {
+    ptx::add_release_gpu(c.own_bank(c.layout().acts_full) + tile.block, 1);
+    return;
+  }
+  if (ptx::add_acq_rel_gpu(c.own_bank(c.layout().acts_empty) + tile.block, 1) + 1 != view.schedule.num_l2_tiles) return;
+  const protocol::PoolPlan plan = c.pool_plan();
+  if (ptx::add_acq_rel_gpu(c.own_bank(c.layout().expert_blocks_done) + tile.local_expert, 1) + 1 !=
+      plan.blocks_of(tile.local_expert))
+    return;
+  const uint32_t local = view.spec.local_experts(), expert = view.first_expert() + tile.local_expert;
+  for (uint32_t n = 0; n < view.spec.num_ranks; ++n) {
+    const uint32_t source = protocol::nth_source(view.rank, n, view.spec.num_ranks);
+    if (c.own_bank(c.layout().slot_ranges)[uint64_t{source} * local + tile.local_expert].num_rows == 0) continue;
+    ptx::store_release_sys(c.peer(c.layout().expert_done, source) + expert, c.epoch());
+  }
+}
+
+/// Of the first GEMM: codes, 16 rows of a math warp by one tensor copy, which cuts what lies past the last column; and
+/// the scales of all rows, which lie side by side.
+template <class Spec>
+__device__ __forceinline__ void store_activations(Context<Spec>& c, const TileNote& tile) {
+  using Tiling = MathTiling<Spec>;
+  constexpr uint32_t kBlockM = Spec::kSpec.block_m;
+  const uint32_t math_warp = c.lane(), act_slot = c.view().act_ring().slot(tile.block);
+  if (math_warp == 31) {
+    float* to =
+        c.own(c.layout().act_scales) + (uint64_t{act_slot} * c.view().spec.intermediate_groups() + tile.n) * kBlockM;
+    ptx::bulk_store(to, ptx::shared_address(c.shared.staged_scales), core::align_up(tile.num_rows, 4u) * 4);
+    ptx::bulk_commit();
+  }
+  if (math_warp >= SharedStorage<Spec>::kMathWarps) return;
+  const MathPlace<Spec> place(math_warp);
+  const uint32_t column = tile.n * 128 + place.warpgroup_n * (Tiling::kColumns / 2);
+  if (place.first_row() >= tile.num_rows || column >= c.view().spec.shape.intermediate) return;
+  const uint32_t ring_row = act_slot * kBlockM + place.first_row();
+  ptx::tma_store_2d(c.args.maps.acts_store, Tiling::activation_slab(c, math_warp), column, ring_row);
+  ptx::bulk_commit();
+}
+
+/// Rows of the second GEMM, each to the combine buffer of the rank that it came from.
+template <class Spec>
+__device__ __forceinline__ void scatter_rows(Context<Spec>& c, const TileNote& tile) {
+  using Tiling = MathTiling<Spec>;
+  const protocol::WorkspaceSpec& spec = c.view().spec;
+  const uint32_t hidden = spec.shape.hidden, top_k = spec.shape.top_k;
+  for (uint32_t row = c.lane(); row < tile.num_rows; row += 32) {
+    const uint4 raw = ptx::load_l2(
+        reinterpret_cast<const uint4*>(c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m + row));
+    const uint32_t source = raw.x & 0xffff, token = raw.y / top_k, slot = raw.y % top_k;
+    uint16_t* to = c.peer(c.layout().combine_rows, source) + (uint64_t{slot} * spec.max_tokens + token) * hidden;
+    for (uint32_t n = 0; n < Tiling::kWarpgroupsN; ++n) {
+      const uint32_t column = tile.n * Spec::kSpec.tile_n + n * Tiling::kColumns;
+      if (column >= hidden) break;
+      const uint32_t math_warp = (row / 64 * Tiling::kWarpgroupsN + n) * 4 + row % 64 / 16;
+      ptx::bulk_store(to + column,
+                      ptx::shared_address(c.shared.staging[math_warp]) + row % 16 * SharedStorage<Spec>::kStorePitch,
+                      core::min(Tiling::kColumns, hidden - column) * 2);
+    }
+  }
+  ptx::bulk_commit();
+}
+
+/// After a failure it still empties the staging, but tells nobody.
+template <class Spec>
+__device__ __forceinline__ void store_tiles(Context<Spec>& c) {
+  protocol::RingState slot;
+  uint32_t phase = 0;
+  TileNote tile;
+  while (read_note(c, slot, Role::kStore, tile) && tile.kind != kNoteEnd) {
+    if (!wait_barrier(c, ptx::shared_address(&c.shared.staged), phase, Role::kStore)) return;
+    c.trace(protocol::Event::kStoreTile, false, tile.block);
+    const bool failed = has_failed(c.shared);
+    if (!failed) {
+      if (tile.kind == kNoteL1) {
+        store_activations(c, tile);
+      } else {
+        scatter_rows(c, tile);
+      }
+    }
+    ptx::bulk_wait_read<0>();
+    __syncwarp();
+    if (c.lane() == 0) ptx::mbarrier_arrive(ptx::shared_address(&c.shared.staging_empty));
+    ptx::bulk_wait_written();
+    __syncwarp();
+    if (c.lane() == 0) {
+      if (!failed) finish_tile(c, tile);
+      ptx::mbarrier_arrive(ptx::shared_address(&c.shared.note_empty[slot.index]));
+    }
+    __syncwarp();
+    c.trace(protocol::Event::kStoreTile, true, tile.block);
+    phase ^= 1;
+    slot.advance(Spec::kSpec.num_tile_slots);
+  }
+}
+
+}  // namespace megamoe::sm90

@@ -1,0 +1,77 @@
+// The compiled kernels: one named type per configuration, with the reason for its numbers.
+#pragma once
+
+#include "protocol/kernel_spec.h"
+
+namespace megamoe::sm90 {
+
+/// The default: 128x256 tiles, each math warpgroup 64 rows as two waves of 128 columns, so that exact promotion keeps
+/// 64 partial and 128 final sums in 208 registers, and a first-GEMM tile covers whole scale groups. Three stages leave
+/// room for whole-tile staging, which measured equal to four stages with half of it.
+struct M128 {
+  static constexpr bool kTrace = false;
+  static constexpr protocol::KernelSpec kSpec{.name = "m128",
+                                              .plan = protocol::kPlan384,
+                                              .block_m = 128,
+                                              .tile_n = 256,
+                                              .tile_k = 128,
+                                              .num_stages = 3,
+                                              .num_tile_slots = 4,
+                                              .pull_buffer_bytes = 2560};
+};
+
+/// Small batches: 64x256 tiles, the math warpgroups side by side along the columns. Its stage is smaller by half of the
+/// token rows, which buys a fourth stage: more weight bytes in flight where weights are what the time goes to.
+struct M64 {
+  static constexpr bool kTrace = false;
+  static constexpr protocol::KernelSpec kSpec{.name = "m64",
+                                              .plan = protocol::kPlan384,
+                                              .block_m = 64,
+                                              .tile_n = 256,
+                                              .tile_k = 128,
+                                              .num_stages = 4,
+                                              .num_tile_slots = 4,
+                                              .pull_buffer_bytes = 3072};
+};
+
+/// The layout of the first public SM90 port: a warpgroup each for dispatch and load, four math warpgroups of 64x64.
+/// Compiled and checked, not tuned.
+struct M64Wide {
+  static constexpr bool kTrace = false;
+  static constexpr protocol::KernelSpec kSpec{.name = "m64_768",
+                                              .plan = protocol::kPlan768,
+                                              .block_m = 64,
+                                              .tile_n = 256,
+                                              .tile_k = 128,
+                                              .num_stages = 4,
+                                              .num_tile_slots = 4,
+                                              .pull_buffer_bytes = 1792};
+};
+
+/// One math warpgroup with all the registers. Compiled and checked, not tuned.
+struct M64Single {
+  static constexpr bool kTrace = false;
+  static constexpr protocol::KernelSpec kSpec{.name = "m64_256",
+                                              .plan = protocol::kPlan256,
+                                              .block_m = 64,
+                                              .tile_n = 256,
+                                              .tile_k = 128,
+                                              .num_stages = 4,
+                                              .num_tile_slots = 4,
+                                              .pull_buffer_bytes = 3072};
+};
+
+/// The default with the in-kernel trace.
+struct M128Trace {
+  static constexpr bool kTrace = true;
+  static constexpr protocol::KernelSpec kSpec = [] {
+    protocol::KernelSpec spec = M128::kSpec;
+    spec.name = "m128_trace";
+    return spec;
+  }();
+};
+
+static_assert(M128::kSpec.valid() && M64::kSpec.valid() && M64Wide::kSpec.valid() && M64Single::kSpec.valid());
+static_assert(M128::kSpec.accumulator_registers() == 192);
+
+}  // namespace megamoe::sm90

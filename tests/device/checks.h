@@ -1,0 +1,26 @@
+// The list of device checks: each prints one line.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace megamoe::device_check {
+
+/// What a check found out, in words; `passed` false makes the program fail.
+struct Outcome {
+  bool passed = false;
+  std::string text;
+};
+
+struct Check {
+  std::string name;
+  std::function<Outcome()> run;
+};
+
+std::vector<Check> all_checks();
+
+/// Times of the slices on one GPU; prints a table.
+void bench(const std::string& which, const std::vector<uint32_t>& tokens, uint32_t observations);
+
+}  // namespace megamoe::device_check
