@@ -22,7 +22,6 @@ ALLOWED = {
     "src/api": {"megamoe", "core", "protocol", "backends", "comm", "io"},
     "src/capi": {"megamoe", "api"},
     "cli": {"megamoe", "api", "io", "core/reference"},
-    "bench": {"megamoe", "api", "io", "core/reference", "backends/cpu/kernels"},  # a benchmark may time one kernel
     "examples": {"megamoe", "api", "io"},
 }
 # core and protocol compile with plain C++20 and nvcc and leave threads, clocks, files and CUDA to the machines below.
@@ -53,7 +52,7 @@ def allows(folder: str, header: str) -> bool:
 
 def main() -> int:
     errors, users = [], {name: [] for name in ONE_FILE_ONLY}
-    files = [f for top in ("include", "src", "cli", "bench", "examples") for f in sorted((ROOT / top).rglob("*"))]
+    files = [f for top in ("include", "src", "cli", "examples") for f in sorted((ROOT / top).rglob("*"))]
     sources = [f for f in files if f.suffix in {".h", ".cc", ".cu", ".cuh"}]
     for source in sources:
         path = source.relative_to(ROOT).as_posix()

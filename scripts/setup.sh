@@ -5,7 +5,7 @@ set -euo pipefail
 
 run_packages=(g++ cmake ninja-build libfmt-dev libcli11-dev nlohmann-json3-dev libhwy-dev)
 test_packages=("${run_packages[@]}"
-  git libgtest-dev libgmock-dev libbenchmark-dev libopenblas-dev
+  git libgtest-dev libgmock-dev libopenblas0-pthread
   clang-14 clang-tidy-14 clang-format-14 libclang-rt-14-dev llvm-14
   python3 python3-venv shellcheck)
 

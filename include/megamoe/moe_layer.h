@@ -124,6 +124,8 @@ class MoeLayer {
 
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
+  /// Collective, since nobody may unmap memory that a peer still uses: ranks that are threads of one process must end
+  /// their layers at the same time. Waits at most 10 s for ranks that do not come.
   ~MoeLayer();
 
   /// Not collective. Checks shapes, dtypes, layouts and scales. May be called again between forward calls.
