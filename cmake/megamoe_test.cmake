@@ -39,6 +39,14 @@ function(megamoe_add_test)
     MEGAMOE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" MEGAMOE_BINARY_DIR="${PROJECT_BINARY_DIR}" ${arg_DEFINES})
   set_target_properties(${arg_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
 
+  # tests_protocol and its like build one kind only.
+  foreach(label IN LISTS arg_LABELS)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${arg_NAME})
+  endforeach()
+
   # gtest_discover_tests flattens lists, so several labels are joined; ctest -L matches inside the joined word.
   string(JOIN "," labels ${arg_LABELS})
   gtest_discover_tests(${arg_NAME}

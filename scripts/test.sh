@@ -99,7 +99,7 @@ stage_fuzz() { built cpu-asan && run_ctest cpu-asan -L fuzz; }
 
 stage_tsan() {
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-  built cpu-tsan && run_ctest cpu-tsan -L protocol
+  built cpu-tsan --targets tests_protocol && run_ctest cpu-tsan -L protocol
 }
 
 stage_tidy() {

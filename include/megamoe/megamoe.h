@@ -9,6 +9,7 @@
  *
  * The library never prints and never ends the process.
  */
+/* This header is C. NOLINTBEGIN(modernize-*,readability-identifier-naming) */
 #ifndef MEGAMOE_MEGAMOE_H_
 #define MEGAMOE_MEGAMOE_H_
 
@@ -167,3 +168,4 @@ MEGAMOE_API void megamoe_layer_destroy(megamoe_layer* layer);
 #endif
 
 #endif /* MEGAMOE_MEGAMOE_H_ */
+/* NOLINTEND(modernize-*,readability-identifier-naming) */

@@ -52,6 +52,7 @@ class SymmetricMemory {
   /// 2 s of the death; never where the transport cannot tell. An empty function ends the calls: on return none is
   /// running, so whatever `on_death` touches (this memory, for one) may then go. `on_death` must not block nor call
   /// back into this object.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): transports keep it
   virtual void set_death_callback(std::function<void(uint32_t rank)> on_death) { static_cast<void>(on_death); }
 };
 

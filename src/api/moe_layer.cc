@@ -97,10 +97,10 @@ class MoeLayer::Impl {
     MEGAMOE_RETURN_IF_ERROR(group_->allocate(plan_.report.workspace_bytes, timeout_ns));
     allocated_ = true;
     Result<std::unique_ptr<backends::BackendRank>> rank = backend->create(config_, plan_, group_);
+    const Status created = rank.ok() ? Status{} : rank.status();
     if (rank.ok()) rank_ = std::move(rank).value();
     if (rank_ != nullptr) group_->set_death_callback([this](uint32_t dead) { rank_->peer_died(dead); });
-    MEGAMOE_RETURN_IF_ERROR(
-        agree(*group_, rank_ != nullptr ? Status{} : rank.status(), "", "moe_layer.create", timeout_ns));
+    MEGAMOE_RETURN_IF_ERROR(agree(*group_, created, "", "moe_layer.create", timeout_ns));
     api::log(api::LogLevel::kInfo,
              fmt::format("rank {} of {} ({}): backend {}, {} bytes of workspace", group_->rank(), group_->num_ranks(),
                          group_->transport(), plan_.report.backend, plan_.report.workspace_bytes));

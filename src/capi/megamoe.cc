@@ -107,7 +107,7 @@ ScaleFormat scale_format(megamoe_scale_format format) {
 }
 
 Status read_config(const char* function, const megamoe_layer_config* given, LayerConfig& config) {
-  megamoe_layer_config c;
+  megamoe_layer_config c = {};
   MEGAMOE_RETURN_IF_ERROR(read_struct(function, given, c));
   config.shape = {c.hidden, c.intermediate, c.num_experts, c.top_k};
   config.max_tokens_per_rank = c.max_tokens_per_rank;
@@ -119,7 +119,7 @@ Status read_config(const char* function, const megamoe_layer_config* given, Laye
 }
 
 Status join(const megamoe_process_options* given, megamoe_group** group) {
-  megamoe_process_options c;
+  megamoe_process_options c = {};
   MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_process_group_join", given, c));
   ProcessGroupOptions options;
   if (c.num_ranks == 0) {
@@ -225,7 +225,7 @@ megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_gr
 
 megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights) {
   return on_layer("megamoe_layer_load_weights", layer, [&]() -> Status {
-    megamoe_expert_weights w;
+    megamoe_expert_weights w = {};
     MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_layer_load_weights", weights, w));
     return layer->layer.load_weights({view(w.w13), view(w.w13_scale), view(w.w2), view(w.w2_scale),
                                       w13_layout(w.w13_layout), scale_format(w.scale_format)});

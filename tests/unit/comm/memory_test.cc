@@ -49,7 +49,7 @@ TEST(Mapping, IsAlignedZeroedAndGoesAway) {
     for (int i = 0; i < 3 * 4096; ++i) ASSERT_EQ(mapping.value().base()[i], std::byte{0});
     mapping.value().base()[round] = std::byte{1};
   }
-  EXPECT_LE(num_mappings(), before + 2);
+  EXPECT_LE(num_mappings(), before + 10);  // of 20 that leak; the allocator, more so a sanitizer's, may map a few
 }
 
 TEST(MemoryFile, KeepsItsSizeForGood) {
