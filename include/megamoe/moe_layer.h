@@ -35,9 +35,9 @@ enum class ScaleFormat : uint8_t {
 
 /// What a layer is. Equal on all ranks, except num_threads.
 struct LayerConfig {
-  MoeShape shape;
+  MoeShape shape{};
   uint32_t max_tokens_per_rank = 0;         ///< Capacity of one forward call on each rank, at least 1.
-  std::optional<float> swiglu_clamp;        ///< gate <= c, |up| <= c before SwiGLU; absent or +inf: none. Must be > 0.
+  std::optional<float> swiglu_clamp{};      ///< gate <= c, |up| <= c before SwiGLU; absent or +inf: none. Must be > 0.
   uint64_t timeout_ns = kDefaultTimeoutNs;  ///< Of every wait for another rank.
   std::string backend = "auto";             ///< "auto", "cpu", "cuda".
   uint32_t num_threads = 0;                 ///< CPU workers of this rank; 0: the machine's cores shared by its ranks.
@@ -53,24 +53,25 @@ struct LayerConfig {
 /// The weights of this rank's experts, in expert order (n = num_experts / num_ranks). Borrowed: they must outlive the
 /// layer's use.
 struct ExpertWeights {
-  TensorView w13;        ///< [n, 2 * I, H] float8_e4m3fn, dense.
-  TensorView w13_scale;  ///< [n, 2, ceil(I / 128), H / 128], or [n, 2 * I / 128, H / 128] where I is a multiple of 128.
-  TensorView w2;         ///< [n, H, I] float8_e4m3fn, dense.
-  TensorView w2_scale;   ///< [n, H / 128, ceil(I / 128)].
+  TensorView w13{};  ///< [n, 2 * I, H] float8_e4m3fn, dense.
+  /// [n, 2, ceil(I / 128), H / 128], or [n, 2 * I / 128, H / 128] where I is a multiple of 128.
+  TensorView w13_scale{};
+  TensorView w2{};                                 ///< [n, H, I] float8_e4m3fn, dense.
+  TensorView w2_scale{};                           ///< [n, H / 128, ceil(I / 128)].
   W13Layout w13_layout = W13Layout::kUnspecified;  ///< Also the order of w13_scale's halves.
   ScaleFormat scale_format = ScaleFormat::kUnspecified;
 };
 
 /// One call on one rank. All views are caller-owned; with zero tokens their data may be null.
 struct ForwardArgs {
-  TensorView hidden_states;  ///< [T, H] bfloat16 (quantised here), or float8_e4m3fn with scales.
-  TensorView
-      hidden_states_scale;  ///< [T, H / 128] for float8 tokens; strides tell row-major from group-major. Else absent.
+  TensorView hidden_states{};  ///< [T, H] bfloat16 (quantised here), or float8_e4m3fn with scales.
+  /// [T, H / 128] for float8 tokens; strides tell row-major from group-major. Else absent.
+  TensorView hidden_states_scale{};
   ScaleFormat scale_format = ScaleFormat::kUnspecified;  ///< Of hidden_states_scale; required with it.
-  TensorView topk_ids;      ///< [T, K] int32 or int64; -1 masks a slot. The same id twice counts twice.
-  TensorView topk_weights;  ///< [T, K] float32; never read where the id is -1.
-  TensorView
-      output;  ///< [T, H] bfloat16. A refused call leaves it as it was; after a timeout its contents are not defined.
+  TensorView topk_ids{};      ///< [T, K] int32 or int64; -1 masks a slot. The same id twice counts twice.
+  TensorView topk_weights{};  ///< [T, K] float32; never read where the id is -1.
+  /// [T, H] bfloat16. A refused call leaves it as it was; after a timeout its contents are not defined.
+  TensorView output{};
   uint64_t timeout_ns = 0;  ///< Overrides LayerConfig::timeout_ns where not 0.
 };
 
