@@ -26,9 +26,10 @@ Result<const backends::Backend*> choose_backend(const std::string& name) {
     return backend;
   }
   if (wanted == "cuda")
-    return Status{Code::kNotSupported,
-                  "moe_layer.create: backend cuda is not selectable in this version (its kernel runs behind the backend "
-                  "interface only); use backend cpu"};
+    return Status{
+        Code::kNotSupported,
+        "moe_layer.create: backend cuda is not selectable in this version (its kernel runs behind the backend "
+        "interface only); use backend cpu"};
   return Status{Code::kInvalidArgument,
                 fmt::format("moe_layer.create: backend must be one of auto, {}, got \"{}\"", known, wanted)};
 }

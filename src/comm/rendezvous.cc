@@ -76,8 +76,8 @@ Result<std::optional<Descriptor>> open_folder(int parent, const std::string& nam
 
 /// The address of the socket in an open folder: short, whatever the folder's path is.
 Result<sockaddr_un> socket_address(int folder) {
-  static const bool has_proc = ::access("/proc/self/fd", X_OK) == 0;
-  if (!has_proc)
+  static const bool kHasProc = ::access("/proc/self/fd", X_OK) == 0;
+  if (!kHasProc)
     return Status{Code::kNotSupported,
                   "join_process_group: /proc must be mounted, since the rendezvous socket is reached by descriptor; "
                   "mount it, or run the ranks as threads"};

@@ -87,7 +87,7 @@ std::string ExpertNaming::scale_name(uint32_t layer, uint32_t expert, Projection
 }
 
 const std::vector<ExpertNaming>& expert_namings() {
-  static const std::vector<ExpertNaming> namings = {
+  static const std::vector<ExpertNaming> kNamings = {
       {"DeepSeek-V3",
        "model.layers.{}.",
        "mlp.experts.",
@@ -104,7 +104,7 @@ const std::vector<ExpertNaming>& expert_namings() {
        false},
       {"DeepSeek-V4", "layers.{}.", "ffn.experts.", {"w1", "w3", "w2"}, ".weight", ".scale", false},
   };
-  return namings;
+  return kNamings;
 }
 
 bool parse_expert_tensor(const ExpertNaming& naming, std::string_view rest, ExpertTensorName& parsed) {

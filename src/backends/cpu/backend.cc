@@ -109,8 +109,8 @@ Result<backends::BackendPlan> plan_cpu(const LayerConfig& config, uint32_t num_r
 }
 
 const backends::Backend& backend() {
-  static const CpuBackend instance;
-  return instance;
+  static const CpuBackend kInstance;
+  return kInstance;
 }
 
 }  // namespace megamoe::cpu
