@@ -69,6 +69,11 @@ Status Sm90Rank::open() {
             fmt::format("moe_layer.create: the group's memory must be GPU memory for backend cuda, got memory of "
                         "transport \"{}\"; make the group with a CUDA transport",
                         group_->transport())};
+  if (attributes.device != device_)
+    return {Code::kInvalidArgument,
+            fmt::format("moe_layer.create: the GPU that holds the group's memory must be the calling thread's current "
+                        "one, got memory on GPU {} and current GPU {}; call cudaSetDevice({}) on each rank's thread",
+                        attributes.device, device_, attributes.device)};
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&args_.grid_state), sizeof(GridState)), kWhere);
@@ -199,7 +204,15 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
   MEGAMOE_RETURN_IF_ERROR(enqueue(args, refusal, stream_));
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
   report_.total_ns = steady_ns() - start_ns;
-  return finish();
+  MEGAMOE_RETURN_IF_ERROR(finish());
+  const auto& num_rows = args_.view.layout.expert_num_rows;
+  report_.rows_per_expert.resize(args_.view.spec.local_experts());
+  MEGAMOE_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(report_.rows_per_expert.data(), num_rows.in(args_.view.own()),
+                      report_.rows_per_expert.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost, stream_),
+      "moe_layer.forward");
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
+  return {};
 }
 
 Status Sm90Rank::abort_reason(uint64_t abort_word) {
