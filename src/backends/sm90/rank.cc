@@ -27,6 +27,18 @@ protocol::RankView make_view(const backends::BackendPlan& plan, const SymmetricM
   return view;
 }
 
+/// The kernel reads and writes rows 16 bytes at a time; a row elsewhere would end every later call of the process.
+Status check_alignment(const char* what, const TensorView& view) {
+  constexpr int64_t kBytes = 16;
+  const int64_t num_rows = view.shape[0], row_bytes = view.strides[0] * element_bytes(view.dtype);
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
+  if (num_rows == 0 || (address % kBytes == 0 && (num_rows == 1 || row_bytes % kBytes == 0))) return {};
+  return {Code::kInvalidArgument,
+          fmt::format("moe_layer.forward: each row of {} must begin at a multiple of {} bytes for backend cuda, got "
+                      "address {:#x} and {} bytes from row to row; align it",
+                      what, kBytes, address, row_bytes)};
+}
+
 uint64_t steady_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
@@ -166,8 +178,11 @@ CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
 
 Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStream_t stream) {
   KernelArgs call = args_;
-  call.refusal = backends::make_refusal(refusal);
-  if (refusal.ok()) call.tensors = call_tensors(args);
+  Status own = refusal;
+  if (own.ok()) own = check_alignment("hidden_states", args.hidden_states);
+  if (own.ok()) own = check_alignment("output", args.output);
+  call.refusal = backends::make_refusal(own);
+  if (own.ok()) call.tensors = call_tensors(args);
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
