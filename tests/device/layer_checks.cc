@@ -119,6 +119,13 @@ Outcome refusals() {
   bool untouched = true;
   for (const uint16_t element : joined(refused)) untouched = untouched && element == test::kPoison;
 
+  const std::vector<RankOutput> odd = group.forward(tokens, [&](uint32_t rank, ForwardArgs& args) {
+    if (rank == 0) args.hidden_states.strides[0] += 1;
+  });
+  const bool aligned =
+      odd[0].status.message().find("each row of hidden_states must begin at a multiple of 16") != std::string::npos &&
+      odd[1].status.code() == Code::kPeerFailed;
+
   const Status host = group.layer(0).load_weights(test::rank_weights(weights, 0, 2));
   const bool place = host.message().find("w13 must lie in GPU memory for the cuda backend") != std::string::npos;
   const std::vector<RankOutput> after = group.forward(tokens);
@@ -133,11 +140,14 @@ Outcome refusals() {
   bool fits = false;
   for (const Status& status : misfit.created())
     fits = fits || status.message().find("backend cpu needs a group with memory of the host") == std::string::npos;
-  return {both && untouched && place && worst <= 4e-2 && scale && !fits,
-          fmt::format("\"{}\"; peer: \"{}\"; output {}; host weights: \"{}\"; next call within {:.1e}; NaN scale {}; "
-                      "backend cpu {}",
-                      refused[1].status.message(), refused[0].status.message(), untouched ? "untouched" : "WRITTEN",
-                      host.message(), worst, scale ? "refused" : "TAKEN", fits ? "TAKEN" : "refused")};
+  return {
+      both && untouched && aligned && place && worst <= 4e-2 && scale && !fits,
+      fmt::format(
+          "\"{}\"; peer: \"{}\"; output {}; odd rows {}; host weights: \"{}\"; next call within {:.1e}; NaN scale {}; "
+          "backend cpu {}",
+          refused[1].status.message(), refused[0].status.message(), untouched ? "untouched" : "WRITTEN",
+          aligned ? "refused" : "TAKEN", host.message(), worst, scale ? "refused" : "TAKEN",
+          fits ? "TAKEN" : "refused")};
 }
 
 }  // namespace
