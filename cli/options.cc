@@ -154,6 +154,10 @@ void read_check(Reader& reader, CheckChoice& check) {
 /// Ranks as processes: those that --processes asks for, or those that a launcher has started.
 void read_processes(Reader& reader, std::optional<uint32_t> launched_ranks, Execution& execution) {
   execution.as_processes = reader.has("processes") || launched_ranks;
+  if (execution.as_processes && execution.backend == "cuda") {
+    reader.fail("device", "ranks on a GPU must be threads of one process", "cuda with ranks as processes",
+                launched_ranks ? "start one process without a launcher" : "leave out --processes");
+  }
   if (!launched_ranks) return;
   if (reader.has("processes")) {
     reader.fail("processes", "it starts the ranks, so no launcher may have done that", "a rank of a launcher",
@@ -253,6 +257,10 @@ Result<BenchOptions> bench_options(const Arguments& arguments) {
   auto preset = api::find_model(reader.has("model") ? reader.text("model") : "tiny");
   if (reader.keep(preset.status())) options.model = preset.value();
   read_execution(reader, options.execution);
+  if (options.execution.backend == "cuda") {
+    reader.fail("device", "the floors of bench are the CPU's, so the device must be cpu", "cuda",
+                "megamoe run --device cuda shows the time of one call");
+  }
   read_random(reader, options.random, 64);
   reader.whole("repeat", "repeats", 1, 100'000, options.num_repeats);
   read_parts(reader, options);

@@ -10,6 +10,20 @@
 #include "megamoe/symmetric_memory.h"
 
 namespace megamoe::cli {
+namespace {
+
+Result<std::vector<api::TensorStore>> make_stores(const std::string& backend, uint32_t num_ranks) {
+  std::vector<api::TensorStore> stores;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) {
+    auto store = api::TensorStore::create(backend);
+    if (!store.ok()) return store.status();
+    stores.push_back(std::move(store).value());
+  }
+  return stores;
+}
+
+}  // namespace
+
 Status for_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& work) {
   std::vector<Status> results(num_ranks);
   {
@@ -28,14 +42,19 @@ Status for_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& 
 
 Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights) {
   const auto num_ranks = static_cast<uint32_t>(weights.size());
-  auto group = make_thread_group(num_ranks);
+  auto stores = make_stores(config.backend, num_ranks);
+  if (!stores.ok()) return stores.status();
+  auto group = config.backend == "cuda" ? make_cuda_thread_group(num_ranks) : make_thread_group(num_ranks);
   if (!group.ok()) return group.status();
-  RankTeam team(num_ranks);
+  RankTeam team(num_ranks, config.backend);
+  team.weights_ = std::move(stores).value();
   MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks, [&](uint32_t rank) -> Status {
     auto layer = MoeLayer::create(config, group.value()[rank]);
     if (!layer.ok()) return layer.status();
     team.layers_[rank].emplace(std::move(layer).value());
-    return team.layers_[rank]->load_weights(weights_view(weights[rank]));
+    ExpertWeights views = weights_view(weights[rank]);
+    const Status placed = team.weights_[rank].place({&views.w13, &views.w13_scale, &views.w2, &views.w2_scale});
+    return placed.ok() ? team.layers_[rank]->load_weights(views) : placed;
   }));
   return team;
 }
@@ -54,16 +73,23 @@ Result<uint64_t> RankTeam::forward(const io::LayerInputs& inputs, const std::vec
   for (uint32_t rank = 1; rank < num_ranks(); ++rank) {
     first_token[rank] = first_token[rank - 1] + tokens_per_rank[rank - 1];
   }
+  auto stores = make_stores(backend_, num_ranks());
+  if (!stores.ok()) return stores.status();
+  std::vector<ForwardArgs> args(num_ranks());
+  MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks(), [&](uint32_t rank) {
+    ForwardArgs& mine = args[rank];
+    mine = forward_args(inputs, first_token[rank], tokens_per_rank[rank], output);
+    return stores.value()[rank].place({&mine.hidden_states, &mine.topk_ids, &mine.topk_weights, &mine.output});
+  }));
   std::vector<Clock::time_point> starts(num_ranks());
   std::vector<Clock::time_point> ends(num_ranks());
   std::barrier line_up(num_ranks());
   MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks(), [&](uint32_t rank) -> Status {
-    const ForwardArgs args = forward_args(inputs, first_token[rank], tokens_per_rank[rank], output);
     line_up.arrive_and_wait();
     starts[rank] = Clock::now();
-    Status status = layers_[rank]->forward(args);
+    const Status status = layers_[rank]->forward(args[rank]);
     ends[rank] = Clock::now();
-    return status;
+    return status.ok() ? stores.value()[rank].fetch(args[rank].output) : status;
   }));
   const auto wall = *std::max_element(ends.begin(), ends.end()) - *std::min_element(starts.begin(), starts.end());
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count());

@@ -5,8 +5,11 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "api/tensor_store.h"
 #include "io/layer_files.h"
 #include "io/moe_weights.h"
 #include "megamoe/moe_layer.h"
@@ -25,11 +28,12 @@ class RankTeam {
   /// Layers leave their group together: each on its own thread.
   ~RankTeam();
 
-  /// Creates a layer on every rank of a group of threads and gives it its experts, which must outlive the team.
+  /// Creates a layer on every rank of a group of threads (backend cuda: on the first GPU) and gives it its experts,
+  /// which must outlive the team; they are copied to the GPU where that runs the layer.
   static Result<RankTeam> create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights);
 
   /// One call on every rank. `output` holds BF16 rows in the order of `inputs`. Returns the nanoseconds from the first
-  /// rank's start to the last rank's end.
+  /// rank's start to the last rank's end, without copies to and from a GPU.
   Result<uint64_t> forward(const io::LayerInputs& inputs, const std::vector<uint32_t>& tokens_per_rank,
                            std::span<uint16_t> output);
 
@@ -40,8 +44,10 @@ class RankTeam {
   std::vector<uint64_t> rows_per_expert() const;
 
  private:
-  explicit RankTeam(uint32_t num_ranks) : layers_(num_ranks) {}
+  RankTeam(uint32_t num_ranks, std::string backend) : backend_(std::move(backend)), layers_(num_ranks) {}
 
+  std::string backend_;
+  std::vector<api::TensorStore> weights_;        ///< By rank.
   std::vector<std::optional<MoeLayer>> layers_;  ///< By rank; none in a team that was moved from.
 };
 

@@ -1,5 +1,6 @@
 // `megamoe run`: as threads, as processes, or as one rank of a launcher.
 #include "api/machine.h"
+#include "api/registry.h"
 #include "cli/commands.h"
 #include "cli/launcher.h"
 #include "cli/layer_data.h"
@@ -54,6 +55,8 @@ Result<Verdict> run_command(const Arguments& arguments) {
       return run_rank_process(arguments, options, group);
     });
   }
+  // Before anything is loaded.
+  if (const auto backend = api::choose_backend(options->execution.backend); !backend.ok()) return backend.status();
   Stopwatch watch;
   auto data = load_layer(options.value(), {0, options->execution.num_ranks});
   if (!data.ok()) return data.status();

@@ -60,10 +60,11 @@ std::string tokens_text(const std::vector<uint32_t>& tokens) {
 void print_stages(const RunTimes& times) {
   uint64_t total = 0;
   for (const Stage& stage : kStages) total += times.*stage.ns;
+  if (total == 0) return;  // A backend that does not time its stages.
   fmt::print("stages     time of all threads of all ranks, {} together\n", duration_text(total));
   for (const Stage& stage : kStages) {
     const uint64_t ns = times.*stage.ns;
-    const double share = total == 0 ? 0 : 100.0 * static_cast<double>(ns) / static_cast<double>(total);
+    const double share = 100.0 * static_cast<double>(ns) / static_cast<double>(total);
     fmt::print("  {:<9}{:>10} {:>5.1f} %  {}\n", stage.key, duration_text(ns), share, stage.meaning);
   }
 }
@@ -86,12 +87,14 @@ void print_next_steps(const RunReport& report, const RunOptions& options) {
   if (other_ranks != 0 && !options.layer.model) {
     fmt::print("  the same bits (output hash) on any number of ranks: add --ranks {}\n", other_ranks);
   }
-  fmt::print("  its memory and schedule: megamoe plan {}{} --ranks {} --tokens {}\n", target,
+  const bool on_gpu = report.plan.backend == "cuda";
+  fmt::print("  its memory and schedule: megamoe plan {}{} --ranks {} --tokens {}{}\n", target,
              options.layer.model ? "" : fmt::format(" --layer {}", options.layer.layer), report.num_ranks,
-             std::max(1U, *std::max_element(report.tokens_per_rank.begin(), report.tokens_per_rank.end())));
+             std::max(1U, *std::max_element(report.tokens_per_rank.begin(), report.tokens_per_rank.end())),
+             on_gpu ? " --device cuda" : "");
   if (!options.layer.model || options.layer.model->name == "tiny") {
     fmt::print("  a real model's shape: megamoe run --model deepseek-v4-flash --ranks 8 --tokens 16 (6.5 GB)\n");
-  } else {
+  } else if (!on_gpu) {
     fmt::print("  its speed with floors: megamoe bench {} --ranks {} --tokens {}\n", target, report.num_ranks,
                report.tokens_per_rank.front());
   }
@@ -118,7 +121,7 @@ std::string RunReport::mismatch() const {
     text += fmt::format(
         "megamoe run: no row may differ from the FP64 oracle by more than {:g} (relative L2), got {:.3g} in "
         "row {}; repeat with --check all to see how many rows differ",
-        kOracleLimit, oracle.max_row_rel_l2, oracle.worst_row);
+        max_row_limit(), oracle.max_row_rel_l2, oracle.worst_row);
   }
   if (!compare_passes()) {
     text += fmt::format(
@@ -135,8 +138,9 @@ void print_run_report(const RunReport& report, const RunOptions& options) {
   fmt::print("layer      {}\n", report.title);
   fmt::print("shape      hidden {}, intermediate {}, {} experts, top-{}\n", report.shape.hidden,
              report.shape.intermediate, report.shape.num_experts, report.shape.top_k);
-  fmt::print("ranks      {} on {} ({}) as {}, {}\n", report.num_ranks, report.plan.backend, report.simd,
-             report.transport, tokens_text(report.tokens_per_rank));
+  const std::string simd = report.simd == "none" ? "" : fmt::format(" ({})", report.simd);
+  fmt::print("ranks      {} on {}{} as {}, {}\n", report.num_ranks, report.plan.backend, simd, report.transport,
+             tokens_text(report.tokens_per_rank));
   fmt::print("kernel     {}\n", report.plan.kernel);
   for (const std::string& note : report.notes) fmt::print("note       {}\n", note);
   const Balance ranks = balance_of(rows_per_rank(report));
@@ -155,7 +159,7 @@ void print_run_report(const RunReport& report, const RunOptions& options) {
     fmt::print(
         "oracle     {}: {} rows against FP64, relative L2 {:.2e} at most (limit {:.1e}), cosine {:.8f} at least\n",
         report.oracle_passes() ? "pass" : "FAIL", report.oracle.rows_checked, report.oracle.max_row_rel_l2,
-        kOracleLimit, report.oracle.min_row_cosine);
+        report.max_row_limit(), report.oracle.min_row_cosine);
   }
   if (!report.compare_name.empty()) {
     fmt::print(
@@ -218,7 +222,7 @@ void print_run_json(const RunReport& report) {
   figure("min_row_cosine", has_oracle, report.oracle.min_row_cosine);
   json.key("rows_checked");
   has_oracle ? json.whole(report.oracle.rows_checked) : json.null();
-  figure("max_row_limit", has_oracle, kOracleLimit);
+  figure("max_row_limit", has_oracle, report.max_row_limit());
   json.end_object();
   const bool has_compare = report.compare.rows_checked != 0;
   json.key("compare").begin_object();

@@ -43,7 +43,8 @@ struct RunReport {
   std::string compare_name;
   CompareLimits compare_limits;
 
-  bool oracle_passes() const { return !(oracle.max_row_rel_l2 > kOracleLimit); }
+  double max_row_limit() const { return oracle_limit(plan.backend, shape); }
+  bool oracle_passes() const { return !(oracle.max_row_rel_l2 > max_row_limit()); }
   bool compare_passes() const {
     return !(compare.max_row_rel_l2 > compare_limits.max_row || compare.mean_row_rel_l2 > compare_limits.mean_row);
   }

@@ -39,7 +39,7 @@ struct LayerConfig {
   uint32_t max_tokens_per_rank = 0;         ///< Capacity of one forward call on each rank, at least 1.
   std::optional<float> swiglu_clamp{};      ///< gate <= c, |up| <= c before SwiGLU; absent or +inf: none. Must be > 0.
   uint64_t timeout_ns = kDefaultTimeoutNs;  ///< Of every wait for another rank.
-  std::string backend = "auto";             ///< "auto", "cpu", "cuda".
+  std::string backend = "auto";             ///< "auto" (by the group's memory; plan(): cpu), "cpu", "cuda".
   uint32_t num_threads = 0;                 ///< CPU workers of this rank; 0: the machine's cores shared by its ranks.
 
   // Sizes that never change a result, only memory and speed; 0 chooses.
@@ -62,7 +62,8 @@ struct ExpertWeights {
   ScaleFormat scale_format = ScaleFormat::kUnspecified;
 };
 
-/// One call on one rank. All views are caller-owned; with zero tokens their data may be null.
+/// One call on one rank. All views are caller-owned; with zero tokens their data may be null. They lie where the group's
+/// memory lies; on a GPU, rows of hidden_states and output begin at multiples of 16 bytes.
 struct ForwardArgs {
   TensorView hidden_states{};  ///< [T, H] bfloat16 (quantised here), or float8_e4m3fn with scales.
   /// [T, H / 128] for float8 tokens; strides tell row-major from group-major. Else absent.

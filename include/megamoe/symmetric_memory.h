@@ -12,6 +12,7 @@
 
 #include "megamoe/shape.h"
 #include "megamoe/status.h"
+#include "megamoe/tensor.h"
 
 namespace megamoe {
 
@@ -25,6 +26,8 @@ class SymmetricMemory {
   virtual uint32_t num_ranks() const = 0;
   /// "threads", "processes", ...: for messages and reports.
   virtual std::string_view transport() const = 0;
+  /// Where base() lies: decides which backends can use the group.
+  virtual Device device() const { return Device::kCpu; }
   /// What makes this rank distinguishable to people: "rank 2 (pid 4711)".
   virtual std::string describe(uint32_t rank) const = 0;
 
@@ -59,5 +62,12 @@ class SymmetricMemory {
 /// A group whose ranks are threads of this process; they share one address per byte. Element r is for rank r's thread.
 /// @param num_ranks  1 to kMaxRanks
 Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_thread_group(uint32_t num_ranks);
+
+/// The same with memory on one GPU, which all ranks share: for backend cuda. That GPU must be the current one of each
+/// rank's thread (cudaSetDevice) whenever the rank calls its layer.
+/// @param device_index  as the CUDA runtime counts GPUs
+/// Errors: kNotSupported in a build without CUDA, or without a driver or GPU; kInvalidArgument for an unknown index.
+Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_cuda_thread_group(uint32_t num_ranks,
+                                                                             int32_t device_index = 0);
 
 }  // namespace megamoe

@@ -25,11 +25,13 @@ constexpr std::string_view reach_text(protocol::Reach reach) {
   }
 }
 
-Result<backends::BackendPlan> make_plan(const LayerConfig& config, uint32_t num_ranks,
+/// @param group  null: a plan only, which needs no GPU
+Result<backends::BackendPlan> make_plan(const LayerConfig& config, uint32_t num_ranks, const SymmetricMemory* group,
                                         const backends::Backend*& backend) {
   MEGAMOE_RETURN_IF_ERROR(api::apply_environment());
   MEGAMOE_RETURN_IF_ERROR(api::validate_config(config, num_ranks));
-  Result<const backends::Backend*> chosen = api::choose_backend(config.backend);
+  Result<const backends::Backend*> chosen =
+      group != nullptr ? api::choose_backend(config.backend, *group) : api::find_backend(config.backend);
   if (!chosen.ok()) return chosen.status();
   backend = chosen.value();
   Result<backends::BackendPlan> plan = backend->plan(config, num_ranks);
@@ -88,15 +90,14 @@ class MoeLayer::Impl {
       : config_(std::move(config)), group_(std::move(group)) {}
 
   Status open() {
-    const backends::Backend* backend = nullptr;
-    Result<backends::BackendPlan> plan = make_plan(config_, group_->num_ranks(), backend);
+    Result<backends::BackendPlan> plan = make_plan(config_, group_->num_ranks(), group_.get(), backend_);
     const std::string text = plan.ok() ? agreement_text(config_, plan.value()) : "";
     const uint64_t timeout_ns = config_.timeout_ns != 0 ? config_.timeout_ns : kDefaultTimeoutNs;
     MEGAMOE_RETURN_IF_ERROR(agree(*group_, plan.ok() ? Status{} : plan.status(), text, "moe_layer.create", timeout_ns));
     plan_ = std::move(plan).value();
     MEGAMOE_RETURN_IF_ERROR(group_->allocate(plan_.report.workspace_bytes, timeout_ns));
     allocated_ = true;
-    Result<std::unique_ptr<backends::BackendRank>> rank = backend->create(config_, plan_, group_);
+    Result<std::unique_ptr<backends::BackendRank>> rank = backend_->create(config_, plan_, group_);
     const Status created = rank.ok() ? Status{} : rank.status();
     if (rank.ok()) rank_ = std::move(rank).value();
     if (rank_ != nullptr) group_->set_death_callback([this](uint32_t dead) { rank_->peer_died(dead); });
@@ -120,7 +121,7 @@ class MoeLayer::Impl {
 
   Status load_weights(const ExpertWeights& weights) {
     const uint32_t local = config_.shape.num_experts / group_->num_ranks();
-    MEGAMOE_RETURN_IF_ERROR(api::validate_weights(weights, config_.shape, local));
+    MEGAMOE_RETURN_IF_ERROR(api::validate_weights(weights, config_.shape, local, *backend_));
     MEGAMOE_RETURN_IF_ERROR(rank_->load_weights(weights));
     has_weights_ = true;
     return {};
@@ -131,7 +132,7 @@ class MoeLayer::Impl {
       return {Code::kPoisoned,
               fmt::format("moe_layer.forward: an earlier call was cut short ({}); call reset() on every rank first",
                           poison_reason_)};
-    Status refusal = api::validate_forward(args, config_);
+    Status refusal = api::validate_forward(args, config_, *backend_);
     if (refusal.ok() && !has_weights_)
       refusal = {Code::kInvalidArgument, "moe_layer.forward: load_weights must have succeeded before, and it has not"};
     const Status status = rank_->forward(args, refusal);
@@ -164,6 +165,7 @@ class MoeLayer::Impl {
 
   LayerConfig config_;
   std::shared_ptr<SymmetricMemory> group_;
+  const backends::Backend* backend_ = nullptr;
   backends::BackendPlan plan_;
   std::unique_ptr<backends::BackendRank> rank_;
   bool allocated_ = false;
@@ -174,7 +176,7 @@ class MoeLayer::Impl {
 
 Result<LayerPlan> MoeLayer::plan(const LayerConfig& config, uint32_t num_ranks) {
   const backends::Backend* backend = nullptr;
-  Result<backends::BackendPlan> plan = make_plan(config, num_ranks, backend);
+  Result<backends::BackendPlan> plan = make_plan(config, num_ranks, nullptr, backend);
   if (!plan.ok()) return plan.status();
   return std::move(plan->report);
 }

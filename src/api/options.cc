@@ -11,7 +11,7 @@ namespace megamoe::api {
 namespace {
 
 constexpr EnvironmentOption kOptions[] = {
-    {"MEGAMOE_BACKEND", "cpu, cuda", "the first that can run", "Forces the backend of layers created with \"auto\"."},
+    {"MEGAMOE_BACKEND", "cpu, cuda", "by the group's memory", "Forces the backend of layers created with \"auto\"."},
     {"MEGAMOE_SIMD", "scalar, sse4, avx2, avx512, auto", "auto", "Forces the CPU backend's instruction level."},
     {"MEGAMOE_RENDEZVOUS", "a directory", "derived from the launcher", "Where process ranks meet."},
 };

@@ -5,13 +5,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
 #include <initializer_list>
+#include <memory>
+#include <new>
 #include <string>
 
 #include "core/formats/ue8m0.h"
 #include "core/integer.h"
 #include "core/scale_values.h"
+#include "core/tensor_extent.h"
 
 namespace megamoe::api {
 namespace {
@@ -40,9 +44,24 @@ bool has_shape(const TensorView& view, std::initializer_list<int64_t> shape) {
   return true;
 }
 
+/// The call that is checked, and who is to run it.
+struct Context {
+  const char* where;
+  const backends::Backend& backend;
+};
+
+Status check_place(const Context& context, const char* what, const TensorView& view) {
+  const backends::DeviceMemory* memory = context.backend.device_memory();
+  if (view.device == (memory == nullptr ? Device::kCpu : memory->device())) return {};
+  return invalid("{}: {} must lie in {} memory for the {} backend, got a {}", context.where, what,
+                 memory == nullptr ? "host" : "GPU", context.backend.name(),
+                 view.device == Device::kCpu ? "host pointer" : "CUDA device pointer");
+}
+
 /// Dtype, extents, place and presence of one tensor.
-Status check_tensor(const char* where, const char* what, const TensorView& view, std::initializer_list<DType> dtypes,
-                    std::initializer_list<int64_t> shape) {
+Status check_tensor(const Context& context, const char* what, const TensorView& view,
+                    std::initializer_list<DType> dtypes, std::initializer_list<int64_t> shape) {
+  const char* where = context.where;
   if (!view.present()) return invalid("{}: {} must be given, got an empty view", where, what);
   bool dtype_ok = false;
   std::string wanted;
@@ -53,8 +72,7 @@ Status check_tensor(const char* where, const char* what, const TensorView& view,
   if (!dtype_ok) return invalid("{}: {} must be {}, got {}; convert it first", where, what, wanted, name(view.dtype));
   if (!has_shape(view, shape))
     return invalid("{}: {} must have shape {}, got {}", where, what, shape_text(shape), shape_text(view));
-  if (view.device != Device::kCpu)
-    return invalid("{}: {} must lie in host memory for the cpu backend, got a CUDA device pointer", where, what);
+  MEGAMOE_RETURN_IF_ERROR(check_place(context, what, view));
   if (view.data == nullptr && view.num_elements() != 0)
     return invalid("{}: {} must not be null, since it has {} elements", where, what, view.num_elements());
   return {};
@@ -109,14 +127,38 @@ Status for_each_scale(const TensorView& view, Check check) {
   return {};
 }
 
-Status check_scale_values(const char* where, const char* what, const TensorView& view, ScaleFormat format,
+/// A view of the same elements that the host can read; `copy` holds them where they lie elsewhere.
+Result<TensorView> readable(const Context& context, const char* what, const TensorView& view,
+                            std::unique_ptr<std::byte[]>& copy) {
+  const backends::DeviceMemory* memory = context.backend.device_memory();
+  const core::TensorExtent extent = core::extent_of(view);
+  if (memory == nullptr || extent.bytes() == 0) return view;
+  copy.reset(new (std::nothrow) std::byte[extent.bytes()]);
+  if (copy == nullptr)
+    return Status{Code::kOutOfMemory, fmt::format("{}: {} bytes of host memory must be free to check {}, and they are "
+                                                  "not; keep its rows closer together",
+                                                  context.where, extent.bytes(), what)};
+  MEGAMOE_RETURN_IF_ERROR(
+      memory->copy(copy.get(), static_cast<const std::byte*>(view.data) + extent.begin, extent.bytes()));
+  TensorView host = view;
+  host.data = copy.get() - extent.begin;
+  host.device = Device::kCpu;
+  return host;
+}
+
+Status check_scale_values(const Context& context, const char* what, const TensorView& view, ScaleFormat format,
                           bool must_be_finite) {
-  if (format != ScaleFormat::kUe8m0 && !must_be_finite) return {};
-  return for_each_scale(view, [&](float scale, const auto& index) -> Status {
+  const char* where = context.where;
+  const bool must_be_powers = format == ScaleFormat::kUe8m0 && view.dtype == DType::kFloat32;
+  if (!must_be_powers && !must_be_finite) return {};
+  std::unique_ptr<std::byte[]> copy;
+  const Result<TensorView> host = readable(context, what, view, copy);
+  if (!host.ok()) return host.status();
+  return for_each_scale(host.value(), [&](float scale, const auto& index) -> Status {
     const auto at = [&] { return fmt::format("[{}]", fmt::join(index.begin(), index.begin() + view.num_dims, ", ")); };
     if (must_be_finite && !std::isfinite(scale))
       return invalid("{}: every scale of {} must be finite, got {} at {}", where, what, scale, at());
-    if (format == ScaleFormat::kUe8m0 && view.dtype == DType::kFloat32 && !core::is_power_of_two(scale))
+    if (must_be_powers && !core::is_power_of_two(scale))
       return invalid(
           "{}: {} was declared as ue8m0, so every scale must be a power of two, got {} at {}; declare float32", where,
           what, scale, at());
@@ -172,8 +214,10 @@ Status validate_config(const LayerConfig& config, uint32_t num_ranks) {
   return {};
 }
 
-Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uint32_t local_experts) {
+Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uint32_t local_experts,
+                        const backends::Backend& backend) {
   const char* where = "moe_layer.load_weights";
+  const Context context{where, backend};
   const int64_t n = local_experts, h = shape.hidden, i = shape.intermediate;
   const int64_t h_blocks = h / kScaleGroup, i_blocks = core::ceil_div<int64_t>(i, kScaleGroup);
   if (weights.w13_layout == W13Layout::kUnspecified)
@@ -181,9 +225,9 @@ Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uin
         "{}: w13_layout must be stated (gate_up, up_gate, interleaved_1 or interleaved_8), since gate and up rows look "
         "alike",
         where);
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w13", weights.w13, {DType::kFloat8E4M3}, {n, 2 * i, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w13", weights.w13, {DType::kFloat8E4M3}, {n, 2 * i, h}));
   MEGAMOE_RETURN_IF_ERROR(check_dense(where, "w13", weights.w13));
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w2", weights.w2, {DType::kFloat8E4M3}, {n, h, i}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w2", weights.w2, {DType::kFloat8E4M3}, {n, h, i}));
   MEGAMOE_RETURN_IF_ERROR(check_dense(where, "w2", weights.w2));
   const TensorView& scale = weights.w13_scale;
   if (scale.num_dims == 3 && i % kScaleGroup != 0)
@@ -193,22 +237,23 @@ Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uin
         where, shape_text({n, 2, i_blocks, h_blocks}), i, shape_text(scale));
   const std::initializer_list<DType> scale_types = {DType::kFloat32, DType::kFloat8E8M0};
   if (scale.num_dims == 3) {
-    MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w13_scale", scale, scale_types, {n, 2 * i_blocks, h_blocks}));
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w13_scale", scale, scale_types, {n, 2 * i_blocks, h_blocks}));
   } else {
-    MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w13_scale", scale, scale_types, {n, 2, i_blocks, h_blocks}));
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w13_scale", scale, scale_types, {n, 2, i_blocks, h_blocks}));
   }
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "w2_scale", weights.w2_scale, scale_types, {n, h_blocks, i_blocks}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w2_scale", weights.w2_scale, scale_types, {n, h_blocks, i_blocks}));
   const std::pair<const char*, const TensorView*> scales[] = {{"w13_scale", &scale}, {"w2_scale", &weights.w2_scale}};
   for (const auto& [what, view] : scales) {
     MEGAMOE_RETURN_IF_ERROR(check_dense(where, what, *view));
     MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, what, *view, weights.scale_format));
-    MEGAMOE_RETURN_IF_ERROR(check_scale_values(where, what, *view, weights.scale_format, true));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_values(context, what, *view, weights.scale_format, true));
   }
   return {};
 }
 
-Status validate_forward(const ForwardArgs& args, const LayerConfig& config) {
+Status validate_forward(const ForwardArgs& args, const LayerConfig& config, const backends::Backend& backend) {
   const char* where = "moe_layer.forward";
+  const Context context{where, backend};
   const int64_t h = config.shape.hidden, k = config.shape.top_k;
   const TensorView& x = args.hidden_states;
   if (!x.present() || x.num_dims != 2)
@@ -220,23 +265,23 @@ Status validate_forward(const ForwardArgs& args, const LayerConfig& config) {
         "{}: the number of tokens must not exceed max_tokens_per_rank, got {} tokens > {}; create the layer with a "
         "larger capacity or split the batch",
         where, t, config.max_tokens_per_rank);
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "hidden_states", x, {DType::kBFloat16, DType::kFloat8E4M3}, {t, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "hidden_states", x, {DType::kBFloat16, DType::kFloat8E4M3}, {t, h}));
   MEGAMOE_RETURN_IF_ERROR(check_rows(where, "hidden_states", x));
   const TensorView& scale = args.hidden_states_scale;
   if (x.dtype == DType::kFloat8E4M3) {
-    MEGAMOE_RETURN_IF_ERROR(
-        check_tensor(where, "hidden_states_scale", scale, {DType::kFloat32, DType::kFloat8E8M0}, {t, h / kScaleGroup}));
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "hidden_states_scale", scale, {DType::kFloat32, DType::kFloat8E8M0},
+                                         {t, h / kScaleGroup}));
     MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, "hidden_states_scale", scale, args.scale_format));
-    MEGAMOE_RETURN_IF_ERROR(check_scale_values(where, "hidden_states_scale", scale, args.scale_format, false));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_values(context, "hidden_states_scale", scale, args.scale_format, false));
   } else if (scale.present()) {
     return invalid(
         "{}: hidden_states_scale must be absent for bfloat16 tokens, which are quantised here; drop it or pass "
         "float8_e4m3fn tokens",
         where);
   }
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "topk_ids", args.topk_ids, {DType::kInt32, DType::kInt64}, {t, k}));
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "topk_weights", args.topk_weights, {DType::kFloat32}, {t, k}));
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(where, "output", args.output, {DType::kBFloat16}, {t, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "topk_ids", args.topk_ids, {DType::kInt32, DType::kInt64}, {t, k}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "topk_weights", args.topk_weights, {DType::kFloat32}, {t, k}));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "output", args.output, {DType::kBFloat16}, {t, h}));
   MEGAMOE_RETURN_IF_ERROR(check_rows(where, "output", args.output));
   return check_rows_apart(where, "output", args.output);
 }

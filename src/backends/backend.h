@@ -1,6 +1,7 @@
 // What a backend provides to the public layer: a plan for a shape, and a rank that runs calls.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string_view>
 
@@ -33,6 +34,17 @@ class BackendRank {
   virtual const ForwardReport& last_report() const = 0;
 };
 
+/// Memory that is not the host's, for callers that hold their tensors elsewhere.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual Device device() const = 0;
+  /// Freed with its last owner.
+  virtual Result<std::shared_ptr<std::byte>> allocate(uint64_t bytes) const = 0;
+  /// From host memory to there or back. The bytes have arrived on return; waits for no running call.
+  virtual Status copy(void* to, const void* from, uint64_t bytes) const = 0;
+};
+
 /// A compiled backend. See registry.cc for the list.
 class Backend {
  public:
@@ -40,6 +52,8 @@ class Backend {
   virtual std::string_view name() const = 0;
   /// Ok where this machine can run it at all; else the reason ("no NVIDIA driver found").
   virtual Status available() const = 0;
+  /// Where the group's memory and all tensors must lie; null for host memory.
+  virtual const DeviceMemory* device_memory() const { return nullptr; }
   /// Ok where the shape can run; else the sentence with the nearest supported value. Allocates nothing.
   virtual Result<BackendPlan> plan(const LayerConfig& config, uint32_t num_ranks) const = 0;
   virtual Result<std::unique_ptr<BackendRank>> create(const LayerConfig& config, const BackendPlan& plan,

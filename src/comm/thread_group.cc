@@ -1,4 +1,4 @@
-// Ranks as threads of one process: collective calls over a mutex, memory in one anonymous mapping.
+// Ranks as threads of one process: collective calls over a mutex; host memory in one anonymous mapping.
 #include "comm/thread_group.h"
 
 #include <fmt/format.h>
@@ -49,22 +49,41 @@ void ThreadGroup::leave(uint32_t rank) {
 Status ThreadGroup::map_memory(const Outcome& outcome) {
   const Result<uint64_t> bytes = agree_on_bytes(outcome.contributions);
   if (!bytes.ok()) return bytes.status();
-  const Result<RegionSizes> sizes = region_sizes(bytes.value(), num_ranks_);
-  if (!sizes.ok()) return sizes.status();
-  Result<Mapping> mapping = Mapping::anonymous(sizes.value().total_bytes);
-  if (!mapping.ok()) return mapping.status();
-  sizes_ = sizes.value();
-  mapping_ = std::move(mapping).value();
-  return {};
+  return memory_->allocate(bytes.value(), num_ranks_);
 }
 
 Status ThreadGroup::unmap_memory() {
-  mapping_.reset();
-  sizes_ = {};
+  memory_->release();
   return {};
 }
 
 namespace {
+
+class HostMemory final : public GroupMemory {
+ public:
+  std::string_view transport() const override { return "threads"; }
+  Device device() const override { return Device::kCpu; }
+
+  Status allocate(uint64_t bytes, uint32_t num_ranks) override {
+    const Result<RegionSizes> sizes = region_sizes(bytes, num_ranks);
+    if (!sizes.ok()) return sizes.status();
+    Result<Mapping> mapping = Mapping::anonymous(sizes.value().total_bytes);
+    if (!mapping.ok()) return mapping.status();
+    mapping_ = std::move(mapping).value();
+    base_ = mapping_.base();
+    sizes_ = sizes.value();
+    return {};
+  }
+
+  void release() override {
+    mapping_.reset();
+    base_ = nullptr;
+    sizes_ = {};
+  }
+
+ private:
+  Mapping mapping_;
+};
 
 class ThreadMember final : public SymmetricMemory {
  public:
@@ -75,7 +94,8 @@ class ThreadMember final : public SymmetricMemory {
 
   uint32_t rank() const override { return rank_; }
   uint32_t num_ranks() const override { return group_->num_ranks(); }
-  std::string_view transport() const override { return "threads"; }
+  std::string_view transport() const override { return group_->memory().transport(); }
+  Device device() const override { return group_->memory().device(); }
   std::string describe(uint32_t rank) const override { return fmt::format("rank {}", rank); }
 
   Status allocate(uint64_t bytes, uint64_t timeout_ns) override {
@@ -87,8 +107,8 @@ class ThreadMember final : public SymmetricMemory {
     const Outcome met =
         group_->meet(std::move(arrival), [this](const Outcome& outcome) { return group_->map_memory(outcome); });
     MEGAMOE_RETURN_IF_ERROR(met.status);
-    base_ = group_->base();
-    stride_bytes_ = group_->stride_bytes();
+    base_ = group_->memory().base();
+    stride_bytes_ = group_->memory().stride_bytes();
     return {};
   }
 
@@ -121,6 +141,14 @@ class ThreadMember final : public SymmetricMemory {
 };
 
 }  // namespace
+
+std::vector<std::shared_ptr<SymmetricMemory>> make_members(uint32_t num_ranks, std::unique_ptr<GroupMemory> memory) {
+  const auto group = std::make_shared<ThreadGroup>(num_ranks, std::move(memory));
+  std::vector<std::shared_ptr<SymmetricMemory>> members;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank) members.push_back(std::make_shared<ThreadMember>(group, rank));
+  return members;
+}
+
 }  // namespace megamoe::comm
 
 namespace megamoe {
@@ -129,11 +157,7 @@ Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_thread_group(uint32_t
   if (num_ranks < 1 || num_ranks > kMaxRanks)
     return Status{Code::kInvalidArgument,
                   fmt::format("make_thread_group: num_ranks must be 1 to {}, got {}", kMaxRanks, num_ranks)};
-  const auto group = std::make_shared<comm::ThreadGroup>(num_ranks);
-  std::vector<std::shared_ptr<SymmetricMemory>> members;
-  for (uint32_t rank = 0; rank < num_ranks; ++rank)
-    members.push_back(std::make_shared<comm::ThreadMember>(group, rank));
-  return members;
+  return comm::make_members(num_ranks, std::make_unique<comm::HostMemory>());
 }
 
 }  // namespace megamoe

@@ -1,4 +1,5 @@
-// The state that the ranks of a thread group share: where they meet, and the one mapping that holds their memory.
+// The state that the ranks of a thread group share: where they meet, and the one piece of memory that holds their
+// parts.
 #pragma once
 
 #include <condition_variable>
@@ -6,15 +7,38 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "comm/meeting.h"
 #include "comm/region.h"
+#include "megamoe/symmetric_memory.h"
 
 namespace megamoe::comm {
 
+/// Where the memory of all ranks comes from. Used by one thread at a time.
+class GroupMemory {
+ public:
+  virtual ~GroupMemory() = default;
+  virtual std::string_view transport() const = 0;
+  virtual Device device() const = 0;
+  /// Zeroed memory for all ranks. Precondition: there is none.
+  virtual Status allocate(uint64_t bytes, uint32_t num_ranks) = 0;
+  virtual void release() = 0;
+
+  std::byte* base() const { return base_; }
+  uint64_t stride_bytes() const { return sizes_.stride_bytes; }
+
+ protected:
+  std::byte* base_ = nullptr;
+  RegionSizes sizes_;
+};
+
 class ThreadGroup {
  public:
-  explicit ThreadGroup(uint32_t num_ranks) : num_ranks_(num_ranks), meeting_(num_ranks) {}
+  ThreadGroup(uint32_t num_ranks, std::unique_ptr<GroupMemory> memory)
+      : num_ranks_(num_ranks), meeting_(num_ranks), memory_(std::move(memory)) {}
 
   uint32_t num_ranks() const { return num_ranks_; }
 
@@ -26,8 +50,7 @@ class ThreadGroup {
   /// For `complete` functions, and for ranks after a successful call.
   Status map_memory(const Outcome& outcome);
   Status unmap_memory();
-  std::byte* base() const { return mapping_.base(); }
-  uint64_t stride_bytes() const { return sizes_.stride_bytes; }
+  const GroupMemory& memory() const { return *memory_; }
 
  private:
   struct Round {
@@ -42,8 +65,10 @@ class ThreadGroup {
   std::condition_variable changed_;
   Meeting meeting_;
   std::shared_ptr<Round> round_ = std::make_shared<Round>();
-  RegionSizes sizes_;
-  Mapping mapping_;
+  const std::unique_ptr<GroupMemory> memory_;
 };
+
+/// A group of num_ranks threads over `memory`. Precondition: 1 <= num_ranks <= kMaxRanks.
+std::vector<std::shared_ptr<SymmetricMemory>> make_members(uint32_t num_ranks, std::unique_ptr<GroupMemory> memory);
 
 }  // namespace megamoe::comm

@@ -478,6 +478,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"graph_replay", [] { return graph_replay(); }});
   checks.push_back({"refuses_bad_id", [] { return refuses_bad_id(); }});
   checks.push_back({"absent_rank", [] { return absent_rank(); }});
+  for (Check& check : layer_checks()) checks.push_back(std::move(check));
   return checks;
 }
 

@@ -19,6 +19,8 @@ struct Check {
 };
 
 std::vector<Check> all_checks();
+/// Those of all_checks() that go through the public interface.
+std::vector<Check> layer_checks();
 
 /// Times of the slices on one GPU; prints a table.
 void bench(const std::string& which, const std::vector<uint32_t>& tokens, uint32_t observations);

@@ -9,8 +9,6 @@
 #include <functional>
 #include <thread>
 
-#include "device/gpu_group.h"
-
 namespace megamoe::device_check {
 namespace {
 
@@ -60,7 +58,9 @@ Rig::Rig(const LayerConfig& config, uint32_t num_ranks, const sm90::KernelInstan
   Result<backends::BackendPlan> plan = sm90::plan_sm90(config, num_ranks, instance);
   must(plan.status(), "plan");
   plan_ = plan.value();
-  group_ = make_gpu_group(num_ranks);
+  auto group = make_cuda_thread_group(num_ranks);
+  must(group.status(), "group");
+  group_ = group.value();
   const protocol::Workspace layout = protocol::Workspace::plan(plan_.workspace);
   const sm90::KernelInstance& chosen =
       instance != nullptr ? *instance : (plan_.workspace.block_m == 64 ? sm90::m64_instance() : sm90::m128_instance());

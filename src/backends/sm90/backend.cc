@@ -36,9 +36,41 @@ Status out_of_range(const char* what, uint64_t low, uint64_t high, uint64_t got)
           fmt::format("moe_layer.create: {} must be between {} and {}, got {}; 0 chooses", what, low, high, got)};
 }
 
+class GpuMemory final : public backends::DeviceMemory {
+ public:
+  Device device() const override { return Device::kCuda; }
+
+  Result<std::shared_ptr<std::byte>> allocate(uint64_t bytes) const override {
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, std::max<uint64_t>(bytes, 1));
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return Status{Code::kOutOfMemory,
+                    fmt::format("gpu_memory.allocate: {} bytes must be free on the GPU, and they are not; use fewer "
+                                "tokens or experts a GPU",
+                                bytes)};
+    }
+    MEGAMOE_RETURN_IF_ERROR(cuda_status(error, "gpu_memory.allocate", "cudaMalloc"));
+    return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [](std::byte* owned) { cudaFree(owned); });
+  }
+
+  Status copy(void* to, const void* from, uint64_t bytes) const override {
+    // Ranks run on streams that do not wait for the default one, so this is safe beside a kernel that waits for us.
+    constexpr std::string_view kWhere = "gpu_memory.copy";
+    MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cudaStreamLegacy), kWhere);
+    MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(cudaStreamLegacy), kWhere);
+    return {};
+  }
+};
+
 class Sm90Backend final : public backends::Backend {
  public:
   std::string_view name() const override { return "cuda"; }
+
+  const backends::DeviceMemory* device_memory() const override {
+    static const GpuMemory instance;
+    return &instance;
+  }
 
   Status available() const override {
     int count = 0;

@@ -27,6 +27,18 @@ protocol::RankView make_view(const backends::BackendPlan& plan, const SymmetricM
   return view;
 }
 
+/// The kernel reads and writes rows 16 bytes at a time; a row elsewhere would end every later call of the process.
+Status check_alignment(const char* what, const TensorView& view) {
+  constexpr int64_t kBytes = 16;
+  const int64_t num_rows = view.shape[0], row_bytes = view.strides[0] * element_bytes(view.dtype);
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
+  if (num_rows == 0 || (address % kBytes == 0 && (num_rows == 1 || row_bytes % kBytes == 0))) return {};
+  return {Code::kInvalidArgument,
+          fmt::format("moe_layer.forward: each row of {} must begin at a multiple of {} bytes for backend cuda, got "
+                      "address {:#x} and {} bytes from row to row; align it",
+                      what, kBytes, address, row_bytes)};
+}
+
 uint64_t steady_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
@@ -69,6 +81,11 @@ Status Sm90Rank::open() {
             fmt::format("moe_layer.create: the group's memory must be GPU memory for backend cuda, got memory of "
                         "transport \"{}\"; make the group with a CUDA transport",
                         group_->transport())};
+  if (attributes.device != device_)
+    return {Code::kInvalidArgument,
+            fmt::format("moe_layer.create: the GPU that holds the group's memory must be the calling thread's current "
+                        "one, got memory on GPU {} and current GPU {}; call cudaSetDevice({}) on each rank's thread",
+                        attributes.device, device_, attributes.device)};
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&args_.grid_state), sizeof(GridState)), kWhere);
@@ -161,8 +178,11 @@ CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
 
 Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStream_t stream) {
   KernelArgs call = args_;
-  call.refusal = backends::make_refusal(refusal);
-  if (refusal.ok()) call.tensors = call_tensors(args);
+  Status own = refusal;
+  if (own.ok()) own = check_alignment("hidden_states", args.hidden_states);
+  if (own.ok()) own = check_alignment("output", args.output);
+  call.refusal = backends::make_refusal(own);
+  if (own.ok()) call.tensors = call_tensors(args);
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
@@ -199,7 +219,15 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
   MEGAMOE_RETURN_IF_ERROR(enqueue(args, refusal, stream_));
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
   report_.total_ns = steady_ns() - start_ns;
-  return finish();
+  MEGAMOE_RETURN_IF_ERROR(finish());
+  const auto& num_rows = args_.view.layout.expert_num_rows;
+  report_.rows_per_expert.resize(args_.view.spec.local_experts());
+  MEGAMOE_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(report_.rows_per_expert.data(), num_rows.in(args_.view.own()),
+                      report_.rows_per_expert.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost, stream_),
+      "moe_layer.forward");
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
+  return {};
 }
 
 Status Sm90Rank::abort_reason(uint64_t abort_word) {

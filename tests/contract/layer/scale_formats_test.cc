@@ -3,6 +3,7 @@
 
 #include "core/formats/ue8m0.h"
 #include "support/backend_test.h"
+#include "support/placed_calls.h"
 
 namespace megamoe::test {
 namespace {
@@ -95,23 +96,25 @@ TEST_P(ScaleFormats, OfWeightsMayDifferFromThoseOfTokens) {
     w2_bytes.push_back(core::ue8m0_encode_up(scale));
     scale = core::ue8m0_decode(w2_bytes.back());
   }
+  PlacedCalls calls(GetParam());
   expect_all_ok(on_each_rank(2, [&](uint32_t rank) {
     ExpertWeights mine = rank_weights(weights, rank, 2);
     mine.w13_scale.data = w13_bytes.data() + rank * weights.w13_scales_per_expert();
     mine.w2_scale.data = w2_bytes.data() + rank * weights.w2_scales_per_expert();
     mine.w13_scale.dtype = mine.w2_scale.dtype = DType::kFloat8E8M0;
     mine.scale_format = ScaleFormat::kUe8m0;
-    return group_->layer(rank).load_weights(mine);
+    return calls.load_weights(group_->layer(rank), mine);
   }));
   expect_matches_oracle(weights, std::nullopt, {tokens_, tokens_}, group_->forward({tokens_, tokens_}));
 }
 
 TEST_P(ScaleFormats, OfWeightsAreRefusedWhereTheDeclarationDoesNotFit) {
   const std::vector<RankOutput> right = group_->forward({tokens_, tokens_});
+  PlacedCalls calls(GetParam());
   const auto load = [&](const std::function<void(ExpertWeights&)>& change) {
     ExpertWeights mine = rank_weights(weights_, 0, 2);
     change(mine);
-    return group_->layer(0).load_weights(mine);
+    return calls.load_weights(group_->layer(0), mine);
   };
   const std::pair<std::function<void(ExpertWeights&)>, const char*> cases[] = {
       {[](ExpertWeights& w) { w.scale_format = ScaleFormat::kUe8m0; },

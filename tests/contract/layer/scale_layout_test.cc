@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "support/backend_test.h"
+#include "support/placed_calls.h"
 
 namespace megamoe::test {
 namespace {
@@ -75,6 +76,7 @@ TestWeights weights_with_distinct_scales(const MoeShape& shape) {
 }
 
 TEST_P(ScaleLayout, OfWeightsIsRightInBothShapesAndRefusedTransposed) {
+  PlacedCalls calls(GetParam());
   const MoeShape shape{640, 384, 2, 1};  // grids [2][3][5] and [5][3]
   const TestWeights weights = weights_with_distinct_scales(shape);
   const std::vector<TestTokens> tokens = {gen_tokens(shape, 5, 3)};
@@ -85,13 +87,13 @@ TEST_P(ScaleLayout, OfWeightsIsRightInBothShapesAndRefusedTransposed) {
 
   ExpertWeights one_grid = rank_weights(weights, 0, 1);
   one_grid.w13_scale = TensorView::dense(weights.w13_scale.data(), DType::kFloat32, {2, 6, 5});
-  const Status one_grid_status = group.layer(0).load_weights(one_grid);
+  const Status one_grid_status = calls.load_weights(group.layer(0), one_grid);
   EXPECT_TRUE(one_grid_status.ok()) << one_grid_status.message();
   expect_same_bits(right, group.forward(tokens));
 
   ExpertWeights transposed = rank_weights(weights, 0, 1);
   transposed.w2_scale = TensorView::dense(weights.w2_scale.data(), DType::kFloat32, {2, 3, 5});
-  const Status status = group.layer(0).load_weights(transposed);
+  const Status status = calls.load_weights(group.layer(0), transposed);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("w2_scale must have shape [2, 5, 3], got [2, 3, 5]"), std::string::npos)
       << status.message();
@@ -99,6 +101,7 @@ TEST_P(ScaleLayout, OfWeightsIsRightInBothShapesAndRefusedTransposed) {
 }
 
 TEST_P(ScaleLayout, OfASquareGridIsRightOnlyAsDeclared) {
+  PlacedCalls calls(GetParam());
   const MoeShape shape{512, 512, 2, 1};  // w2's grid is 4 x 4: the wrong order has the right shape
   const TestWeights weights = weights_with_distinct_scales(shape);
   TestWeights wrong = weights;
@@ -116,11 +119,11 @@ TEST_P(ScaleLayout, OfASquareGridIsRightOnlyAsDeclared) {
   // another matrix, and gives that matrix's result.
   ExpertWeights strided = rank_weights(wrong, 0, 1);
   strided.w2_scale.strides = {16, 1, 4};
-  const Status status = group.layer(0).load_weights(strided);
+  const Status status = calls.load_weights(group.layer(0), strided);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("w2_scale must be dense and row-major"), std::string::npos) << status.message();
   expect_same_bits(right, group.forward(tokens));
-  ASSERT_TRUE(group.layer(0).load_weights(rank_weights(wrong, 0, 1)).ok());
+  ASSERT_TRUE(calls.load_weights(group.layer(0), rank_weights(wrong, 0, 1)).ok());
   const std::vector<RankOutput> other = group.forward(tokens);
   expect_matches_oracle(wrong, std::nullopt, tokens, other);
   EXPECT_NE(right[0].rows, other[0].rows);

@@ -1,5 +1,6 @@
 // Ranks that make a different number of calls: a timeout that names who is missing, then reset() and all is well.
 #include "support/backend_test.h"
+#include "support/placed_calls.h"
 
 namespace megamoe::test {
 namespace {
@@ -22,12 +23,13 @@ TEST_P(UnequalCalls, TheRankThatDidNotComeIsNamedAndResetRepairs) {
   expect_matches_oracle(weights, std::nullopt, tokens, right);
 
   // Ranks 0 and 2 believe in one more round than rank 1.
+  PlacedCalls calls(GetParam());
   const std::vector<Status> statuses = on_each_rank(3, [&](uint32_t rank) -> Status {
     if (rank == 1) return {};
     std::vector<uint16_t> output;
     ForwardArgs args = group.args(rank, tokens[rank], output);
     args.timeout_ns = kShortNs;
-    return group.layer(rank).forward(args);
+    return calls.forward(group.layer(rank), args);
   });
   int num_timeouts = 0;
   for (const uint32_t rank : {0u, 2u}) {

@@ -4,6 +4,7 @@
 #include "core/formats/bf16.h"
 #include "core/formats/e4m3.h"
 #include "support/backend_test.h"
+#include "support/placed_calls.h"
 
 namespace megamoe::test {
 namespace {
@@ -47,11 +48,11 @@ TestWeights reordered(const TestWeights& from, W13Layout layout) {
   return to;
 }
 
-Status load_as(LayerGroup& group, const TestWeights& weights, W13Layout layout) {
+Status load_as(PlacedCalls& calls, LayerGroup& group, const TestWeights& weights, W13Layout layout) {
   const std::vector<Status> statuses = on_each_rank(group.num_ranks(), [&](uint32_t rank) {
     ExpertWeights mine = rank_weights(weights, rank, group.num_ranks());
     mine.w13_layout = layout;
-    return group.layer(rank).load_weights(mine);
+    return calls.load_weights(group.layer(rank), mine);
   });
   for (const Status& status : statuses)
     if (!status.ok()) return status;
@@ -59,6 +60,7 @@ Status load_as(LayerGroup& group, const TestWeights& weights, W13Layout layout) 
 }
 
 TEST_P(W13Order, EachDeclaredOrderGivesTheValueOfGateAndUp) {
+  PlacedCalls calls(GetParam());
   // Gate 2 = code 4 x 0.5, up -3 = code -12 x 0.25: silu(2) * -3. Swapped halves would give silu(-3) * 2 = -0.28456.
   const MoeShape shape{256, 256, 2, 1};
   TestWeights weights = zero_weights(shape);
@@ -86,15 +88,16 @@ TEST_P(W13Order, EachDeclaredOrderGivesTheValueOfGateAndUp) {
   for (const W13Layout layout : kLayouts) {
     SCOPED_TRACE(static_cast<int>(layout));
     const TestWeights stored = reordered(weights, layout);
-    ASSERT_TRUE(load_as(group, stored, layout).ok());
+    ASSERT_TRUE(load_as(calls, group, stored, layout).ok());
     expect_value(-5.28478);
   }
   // A wrong declaration cannot be seen in the tensors; it must at least be what decides.
-  ASSERT_TRUE(load_as(group, weights, W13Layout::kUpGate).ok());
+  ASSERT_TRUE(load_as(calls, group, weights, W13Layout::kUpGate).ok());
   expect_value(-0.28456);
 }
 
 TEST_P(W13Order, RandomWeightsGiveTheSameBitsInEachDeclaredOrder) {
+  PlacedCalls calls(GetParam());
   for (const uint32_t intermediate : {256u, 192u, 64u}) {
     const MoeShape shape{256, intermediate, 4, 2};
     const TestWeights weights = gen_weights(shape, 27);
@@ -106,18 +109,19 @@ TEST_P(W13Order, RandomWeightsGiveTheSameBitsInEachDeclaredOrder) {
     for (const W13Layout layout : kLayouts) {
       SCOPED_TRACE(static_cast<int>(layout));
       const TestWeights stored = reordered(weights, layout);
-      ASSERT_TRUE(load_as(group, stored, layout).ok());
+      ASSERT_TRUE(load_as(calls, group, stored, layout).ok());
       expect_same_bits(right, group.forward(tokens));
     }
   }
 }
 
 TEST_P(W13Order, ThatIsNotStatedIsRefused) {
+  PlacedCalls calls(GetParam());
   const MoeShape shape{256, 256, 2, 1};
   const TestWeights weights = gen_weights(shape, 1);
   LayerGroup group(config(shape, 2), 1, weights);
   expect_all_ok(group.created());
-  const Status status = load_as(group, weights, W13Layout::kUnspecified);
+  const Status status = load_as(calls, group, weights, W13Layout::kUnspecified);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("w13_layout must be stated"), std::string::npos) << status.message();
 }

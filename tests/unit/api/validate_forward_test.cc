@@ -1,6 +1,7 @@
 // Every sentence with which the arguments of a call are refused.
 #include <functional>
 
+#include "api/registry.h"
 #include "api/validate.h"
 #include "support/layer_group.h"
 #include "unit/api/refusal.h"
@@ -20,7 +21,7 @@ class ValidateForward : public ::testing::Test {
     args.topk_weights = TensorView::dense(tokens_.topk_weights.data(), DType::kFloat32, {kTokens, 2});
     args.output = TensorView::dense(output_.data(), DType::kBFloat16, {kTokens, 256});
     change(args);
-    return api::validate_forward(args, config_);
+    return api::validate_forward(args, config_, *api::find_backend("cpu").value());
   }
   void expect_refused(const std::function<void(ForwardArgs&)>& spoil, const std::string& sentence) {
     expect_refusal(check(spoil), Code::kInvalidArgument, "moe_layer.forward: " + sentence);
