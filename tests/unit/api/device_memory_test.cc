@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cstring>
+#include <limits>
 
 #include "api/registry.h"
 #include "api/validate.h"
@@ -71,7 +72,7 @@ class DeviceTensors : public ::testing::Test {
   Status check(const ForwardArgs& args) { return api::validate_forward(args, small_config(shape_, 4), backend_); }
 
   const MoeShape shape_{256, 192, 8, 2};
-  const FakeBackend backend_;
+  const FakeBackend backend_{};
   TestWeights weights_ = gen_weights(shape_, 1);
   const TestTokens tokens_ = gen_tokens(shape_, 3, 2);
   QuantizedTokens quantized_ = quantize_tokens(shape_, tokens_);
