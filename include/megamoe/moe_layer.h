@@ -62,8 +62,8 @@ struct ExpertWeights {
   ScaleFormat scale_format = ScaleFormat::kUnspecified;
 };
 
-/// One call on one rank. All views are caller-owned; with zero tokens their data may be null. They lie where the group's
-/// memory lies; on a GPU, rows of hidden_states and output begin at multiples of 16 bytes.
+/// One call on one rank. All views are caller-owned; with zero tokens their data may be null. They lie where the
+/// group's memory lies; on a GPU, rows of hidden_states and output begin at multiples of 16 bytes.
 struct ForwardArgs {
   TensorView hidden_states{};  ///< [T, H] bfloat16 (quantised here), or float8_e4m3fn with scales.
   /// [T, H / 128] for float8 tokens; strides tell row-major from group-major. Else absent.
