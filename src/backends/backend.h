@@ -17,6 +17,18 @@ struct BackendPlan {
   LayerPlan report;  ///< Regions and totals are filled in by the caller from `workspace`.
 };
 
+/// The sight of the group that a rank of this plan has, once the group's memory is allocated.
+inline protocol::RankView make_view(const BackendPlan& plan, const SymmetricMemory& group) {
+  protocol::RankView view;
+  view.spec = plan.workspace;
+  view.schedule = plan.schedule;
+  view.layout = protocol::Workspace::plan(plan.workspace);
+  view.flat_base = reinterpret_cast<char*>(group.base());
+  view.stride_bytes = group.stride_bytes();
+  view.rank = group.rank();
+  return view;
+}
+
 /// One rank's side of the layer, bound to an allocated and zeroed workspace. Not thread-safe.
 class BackendRank {
  public:

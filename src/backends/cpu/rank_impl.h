@@ -57,21 +57,10 @@ void clean(M& m, const protocol::RankView& view, const protocol::Call& call) {
   }
 }
 
-inline protocol::RankView make_view(const backends::BackendPlan& plan, const SymmetricMemory& group) {
-  protocol::RankView view;
-  view.spec = plan.workspace;
-  view.schedule = plan.schedule;
-  view.layout = protocol::Workspace::plan(plan.workspace);
-  view.flat_base = reinterpret_cast<char*>(group.base());
-  view.stride_bytes = group.stride_bytes();
-  view.rank = group.rank();
-  return view;
-}
-
 template <protocol::Machine M>
 CpuRank<M>::CpuRank(const LayerConfig& config, const backends::BackendPlan& plan,
                     const std::shared_ptr<SymmetricMemory>& group, uint32_t num_workers)
-    : view_(make_view(plan, *group)),
+    : view_(backends::make_view(plan, *group)),
       group_(group),
       clamp_(config.swiglu_clamp.value_or(std::numeric_limits<float>::infinity())),
       timeout_ns_(config.timeout_ns),

@@ -16,17 +16,6 @@
 namespace megamoe::sm90 {
 namespace {
 
-protocol::RankView make_view(const backends::BackendPlan& plan, const SymmetricMemory& group) {
-  protocol::RankView view;
-  view.spec = plan.workspace;
-  view.schedule = plan.schedule;
-  view.layout = protocol::Workspace::plan(plan.workspace);
-  view.flat_base = reinterpret_cast<char*>(group.base());
-  view.stride_bytes = group.stride_bytes();
-  view.rank = group.rank();
-  return view;
-}
-
 /// The kernel reads and writes rows 16 bytes at a time; a row elsewhere would end every later call of the process.
 Status check_alignment(const char* what, const TensorView& view) {
   constexpr int64_t kBytes = 16;
@@ -57,7 +46,7 @@ Result<std::unique_ptr<Sm90Rank>> Sm90Rank::create(const LayerConfig& config, co
 Sm90Rank::Sm90Rank(const LayerConfig& config, const backends::BackendPlan& plan, const KernelInstance& instance,
                    std::shared_ptr<SymmetricMemory> group)
     : instance_(instance), group_(std::move(group)), timeout_ns_(config.timeout_ns) {
-  args_.view = make_view(plan, *group_);
+  args_.view = backends::make_view(plan, *group_);
   args_.clamp = config.swiglu_clamp.value_or(std::numeric_limits<float>::infinity());
 }
 
