@@ -25,6 +25,9 @@ struct KernelSpec {
   /// Columns of one chain of multiply instructions, and how many of them a warpgroup runs one after the other.
   MEGAMOE_HD constexpr uint32_t wave_n() const { return warpgroup_n() < kMaxWaveN ? warpgroup_n() : kMaxWaveN; }
   MEGAMOE_HD constexpr uint32_t num_waves() const { return warpgroup_n() / wave_n(); }
+  /// Whether a tile of at most 64 rows is divided among two warpgroups along its columns, so that a nearly empty last
+  /// block of an expert costs half of a full one.
+  MEGAMOE_HD constexpr bool splits_half_tiles() const { return warpgroups_m() == 2 && warpgroups_n() == 1; }
   /// FP32 registers for the final sums and for one wave's partial sums.
   MEGAMOE_HD constexpr uint32_t accumulator_registers() const { return warpgroup_n() / 2 + wave_n() / 2; }
 

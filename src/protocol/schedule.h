@@ -12,6 +12,7 @@ struct Tile {
   uint32_t local_expert;
   uint32_t block;  ///< Pool block, counted over all experts.
   uint32_t n;      ///< Column tile.
+  uint32_t num_rows = 0;  ///< Of the block; only an expert's last block can be partial.
 };
 
 struct ScheduleSpec {
@@ -24,37 +25,65 @@ struct ScheduleSpec {
   bool operator==(const ScheduleSpec&) const = default;
 };
 
+/// Rows of each local expert, as a walk along the schedule asks for them: never backwards.
+class PlanRows {
+ public:
+  MEGAMOE_HD explicit PlanRows(const PoolPlan& plan) : num_rows_(plan.expert_num_rows) {}
+  MEGAMOE_HD uint32_t operator()(uint32_t local_expert) { return num_rows_[local_expert]; }
+
+ private:
+  const uint32_t* num_rows_;
+};
+
+/// What the cursors need to know of a pool plan.
+struct WalkLimits {
+  uint32_t local_experts;
+  uint32_t block_m;
+  uint32_t unit_blocks;
+};
+
 /// Up to unit_blocks consecutive blocks of one expert.
+/// @tparam Rows  gives the rows of an expert
+template <class Rows>
 class UnitCursor {
  public:
-  MEGAMOE_HD UnitCursor(const PoolPlan& plan, uint32_t unit_blocks) : plan_(&plan), unit_blocks_(unit_blocks) {
-    settle();
-  }
+  MEGAMOE_HD UnitCursor(const WalkLimits& limits, Rows rows) : limits_(limits), rows_(rows) { settle(); }
 
-  MEGAMOE_HD bool done() const { return expert_ == plan_->local_experts; }
+  MEGAMOE_HD bool done() const { return expert_ == limits_.local_experts; }
   MEGAMOE_HD uint32_t local_expert() const { return expert_; }
-  MEGAMOE_HD uint32_t first_block() const { return plan_->expert_first_block[expert_] + offset_; }
-  MEGAMOE_HD uint32_t num_blocks() const { return core::min(unit_blocks_, plan_->blocks_of(expert_) - offset_); }
+  MEGAMOE_HD uint32_t first_block() const { return expert_first_block_ + offset_; }
+  MEGAMOE_HD uint32_t num_blocks() const { return core::min(limits_.unit_blocks, expert_blocks() - offset_); }
   MEGAMOE_HD uint32_t end_block() const { return first_block() + num_blocks(); }
   MEGAMOE_HD uint32_t index() const { return index_; }
+  MEGAMOE_HD uint32_t rows_of(uint32_t block) const {
+    return core::min(limits_.block_m, expert_num_rows_ - (block - expert_first_block_) * limits_.block_m);
+  }
 
   MEGAMOE_HD void advance() {
     offset_ += num_blocks();
     ++index_;
+    if (offset_ < expert_blocks()) return;
+    expert_first_block_ += expert_blocks();
+    offset_ = 0;
+    ++expert_;
     settle();
   }
 
  private:
+  MEGAMOE_HD uint32_t expert_blocks() const { return core::ceil_div(expert_num_rows_, limits_.block_m); }
+  /// Skips experts without rows.
   MEGAMOE_HD void settle() {
-    while (expert_ < plan_->local_experts && offset_ >= plan_->blocks_of(expert_)) {
-      offset_ = 0;
-      ++expert_;
+    for (; expert_ < limits_.local_experts; ++expert_) {
+      expert_num_rows_ = rows_(expert_);
+      if (expert_num_rows_ != 0) return;
     }
   }
 
-  const PoolPlan* plan_;
-  uint32_t unit_blocks_;
+  WalkLimits limits_;
+  Rows rows_;
   uint32_t expert_ = 0;
+  uint32_t expert_num_rows_ = 0;
+  uint32_t expert_first_block_ = 0;
   uint32_t offset_ = 0;
   uint32_t index_ = 0;
 };
@@ -62,15 +91,14 @@ class UnitCursor {
 /// Walks the schedule by tile number. Guarantees, for any counts: every (phase, block, n) exactly once; every L2 tile
 /// after all L1 tiles of its block; L1 of block b only after all L2 tiles of block b - act_ring_blocks. So whoever
 /// takes tiles in this order and waits only on earlier ones cannot deadlock.
-class BlockSchedule {
+template <class Rows>
+class ScheduleWalk {
  public:
-  MEGAMOE_HD BlockSchedule(const ScheduleSpec& spec, const PoolPlan& plan)
-      : spec_(spec), l1_(plan, spec.unit_blocks), l2_(plan, spec.unit_blocks) {
+  MEGAMOE_HD ScheduleWalk(const ScheduleSpec& spec, uint32_t local_experts, uint32_t block_m, Rows rows)
+      : spec_(spec),
+        l1_({local_experts, block_m, spec.unit_blocks}, rows),
+        l2_({local_experts, block_m, spec.unit_blocks}, rows) {
     open_segment();
-  }
-
-  static MEGAMOE_HD uint64_t num_tiles(const ScheduleSpec& spec, const PoolPlan& plan) {
-    return uint64_t{plan.num_blocks()} * (spec.num_l1_tiles + spec.num_l2_tiles);
   }
 
   /// The tile with number `tile_idx`. Calls must not go backwards.
@@ -78,10 +106,11 @@ class BlockSchedule {
   MEGAMOE_HD bool at(uint64_t tile_idx, Tile& tile) {
     while (open_ && tile_idx >= segment_end_) close_segment();
     if (!open_) return false;
-    const UnitCursor unit = phase_ == Phase::kL1 ? l1_ : l2_;
+    const UnitCursor<Rows> unit = phase_ == Phase::kL1 ? l1_ : l2_;
     const uint32_t i = static_cast<uint32_t>(tile_idx - segment_begin_);
     // Column tile outside, block inside: all blocks of the unit use a weight tile while it is in the cache.
-    tile = {phase_, unit.local_expert(), unit.first_block() + i % unit.num_blocks(), i / unit.num_blocks()};
+    const uint32_t block = unit.first_block() + i % unit.num_blocks();
+    tile = {phase_, unit.local_expert(), block, i / unit.num_blocks(), unit.rows_of(block)};
     return true;
   }
 
@@ -109,12 +138,23 @@ class BlockSchedule {
   }
 
   ScheduleSpec spec_;
-  UnitCursor l1_;
-  UnitCursor l2_;
+  UnitCursor<Rows> l1_;
+  UnitCursor<Rows> l2_;
   Phase phase_ = Phase::kL1;
   bool open_ = false;
   uint64_t segment_begin_ = 0;
   uint64_t segment_end_ = 0;
+};
+
+/// The walk over a pool plan in memory.
+class BlockSchedule : public ScheduleWalk<PlanRows> {
+ public:
+  MEGAMOE_HD BlockSchedule(const ScheduleSpec& spec, const PoolPlan& plan)
+      : ScheduleWalk(spec, plan.local_experts, plan.block_m, PlanRows(plan)) {}
+
+  static MEGAMOE_HD uint64_t num_tiles(const ScheduleSpec& spec, const PoolPlan& plan) {
+    return uint64_t{plan.num_blocks()} * (spec.num_l1_tiles + spec.num_l2_tiles);
+  }
 };
 
 }  // namespace megamoe::protocol

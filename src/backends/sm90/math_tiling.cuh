@@ -12,6 +12,8 @@ struct MathTiling {
   static constexpr uint32_t kWaves = Spec::kSpec.num_waves();
   static constexpr uint32_t kRegisters = kWaveN / 2;  ///< Sums of one wave in a thread.
   static constexpr uint32_t kWarpgroupsN = Spec::kSpec.warpgroups_n();
+  /// Whether tiles of at most 64 rows are divided along the columns instead, a wave for each of two warpgroups.
+  static constexpr bool kSplitsHalfTiles = Spec::kSpec.splits_half_tiles();
 
   /// First-GEMM codes in staging: 16 rows of kColumns / 2 bytes. Whole groups of 128 are swizzled, so that 8 rows lie
   /// in different banks, and start at a multiple of 1,024.
@@ -27,22 +29,33 @@ struct MathTiling {
   };
 };
 
-/// Where a math warp sits in the tile.
+/// Where a math warp sits in a tile.
 template <class Spec>
 struct MathPlace {
   uint32_t warpgroup_m;
   uint32_t warpgroup_n;
   uint32_t warp;       ///< In its warpgroup.
   uint32_t math_warp;  ///< In the CTA.
+  bool split;          ///< The tile is divided along its columns; see MathTiling::kSplitsHalfTiles.
 
-  __device__ explicit MathPlace(uint32_t index)
-      : warpgroup_m(index / 4 / MathTiling<Spec>::kWarpgroupsN),
-        warpgroup_n(index / 4 % MathTiling<Spec>::kWarpgroupsN),
+  __device__ MathPlace(uint32_t index, bool is_split)
+      : warpgroup_m(is_split ? 0 : index / 4 / MathTiling<Spec>::kWarpgroupsN),
+        warpgroup_n(is_split ? index / 4 : index / 4 % MathTiling<Spec>::kWarpgroupsN),
         warp(index % 4),
-        math_warp(index) {}
+        math_warp(index),
+        split(is_split) {}
   /// Of the warp's 16 rows, in the tile.
   __device__ __forceinline__ uint32_t first_row() const { return warpgroup_m * 64 + warp * 16; }
+  /// Whose part of staging the rows go to: in a split tile, that of the first warpgroup, so that a row lies in one
+  /// piece.
+  __device__ __forceinline__ uint32_t staging_warp() const { return split ? warp : math_warp; }
 };
+
+/// Whether all math warpgroups share the rows of this tile.
+template <class Spec>
+__device__ __forceinline__ bool is_split(uint32_t num_rows) {
+  return MathTiling<Spec>::kSplitsHalfTiles && num_rows <= protocol::KernelSpec::kWarpgroupRows;
+}
 
 /// What is known of a row of the tile.
 struct RowNote {

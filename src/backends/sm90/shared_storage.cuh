@@ -84,8 +84,10 @@ struct SharedStorage {
   uint4 row_meta[kMathWarps][kStoreRows];          ///< protocol::RowMeta of each math warp's rows.
   float2 weight_scales[kStages];
   TileNote notes[kSpec.num_tile_slots];
-  float amax[kSpec.warpgroups_n() > 1 ? 2 : 1][kSpec.warpgroups_n() > 1 ? kSpec.warpgroups_n() : 1]
-            [kSpec.warpgroups_n() > 1 ? 64 : 1];
+  /// Row maxima of warpgroups that share rows; two buffers.
+  static constexpr bool kSharesRows = kSpec.warpgroups_n() > 1 || kSpec.splits_half_tiles();
+  static constexpr uint32_t kRowSharers = kSpec.splits_half_tiles() ? 2 : kSpec.warpgroups_n();
+  float amax[kSharesRows ? 2 : 1][kRowSharers][kSharesRows ? protocol::KernelSpec::kWarpgroupRows : 1];
   alignas(8) uint64_t stage_full[kStages];
   uint64_t stage_empty[kStages];
   uint64_t note_full[kSpec.num_tile_slots];

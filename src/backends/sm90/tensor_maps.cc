@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstdlib>
 
 #include "backends/sm90/driver.h"
 
@@ -18,6 +19,7 @@ struct ByteMap {
   std::array<cuuint64_t, kDims - 1> strides_bytes;
   std::array<cuuint32_t, kDims> box;
   bool swizzled = true;
+  CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
 };
 
 template <size_t kDims>
@@ -33,13 +35,17 @@ Status encode(const char* name, const ByteMap<kDims>& m, CUtensorMap& map) {
   const CUresult result = function(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kDims, m.base, m.extents.data(),
                                    m.strides_bytes.data(), m.box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
                                    m.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                   m.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {Code::kInternal, fmt::format("sm90.tensor_map: the map of {} must be accepted by the driver, got CUresult {}",
                                        name, static_cast<int>(result))};
 }
 
 constexpr cuuint32_t kBoxK = 128;
+CUtensorMapL2promotion weight_promotion() {
+  const char* e = getenv("MM_PROMO");
+  return e ? static_cast<CUtensorMapL2promotion>(atoi(e)) : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+}
 
 }  // namespace
 
@@ -83,9 +89,11 @@ Status make_weight_maps(const protocol::RankView& view, const protocol::KernelSp
                                     {const_cast<void*>(w13),
                                      {h, 8, 2, i / 8, experts},
                                      {row, half, group, 2 * i * h},
-                                     {kBoxK, 8, 2, spec.tile_n / 16, 1}},
+                                     {kBoxK, 8, 2, spec.tile_n / 16, 1},
+                                     true,
+                                     weight_promotion()},
                                     maps.w13));
-  return encode<3>("w2", {const_cast<void*>(w2), {i, h, experts}, {i, h * i}, {kBoxK, spec.tile_n, 1}}, maps.w2);
+  return encode<3>("w2", {const_cast<void*>(w2), {i, h, experts}, {i, h * i}, {kBoxK, spec.tile_n, 1}, true, weight_promotion()}, maps.w2);
 }
 
 }  // namespace megamoe::sm90

@@ -96,7 +96,7 @@ MEGAMOE_HD WaitResult run_tiles(M& m, const RankView& view, const Call& call, ui
     Tile tile;
     if (!schedule.at(m.template add_relaxed<Signal::kTileTicket>(own.tickets + kTileTicketIndex, 1), tile))
       return WaitResult::kReady;
-    const uint32_t num_rows = plan.rows_of(tile.local_expert, tile.block);
+    const uint32_t num_rows = tile.num_rows;
     const bool is_l1 = tile.phase == Phase::kL1;
     const WaitResult result =
         is_l1 ? wait_l1_inputs(m, view, call, worker, tile, num_rows) : wait_l2_inputs(m, view, call, worker, tile);

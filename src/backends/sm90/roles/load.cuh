@@ -33,13 +33,36 @@ __device__ __forceinline__ ScalePair load_weight_scales(Context<Spec>& c, const 
   return {__ldg(scales + first * k_blocks + k), has_second ? __ldg(scales + second * k_blocks + k) : 0.0f};
 }
 
+/// The rows of 32 consecutive experts in the lanes of the warp: the plan lies in another SM's reach, and a walk over
+/// it expert by expert would wait for each.
+class WarpRows {
+ public:
+  __device__ WarpRows(const uint32_t* num_rows, uint32_t local_experts)
+      : num_rows_(num_rows), local_experts_(local_experts) {}
+
+  /// By the whole warp, with the same expert.
+  __device__ __forceinline__ uint32_t operator()(uint32_t local_expert) {
+    if (local_expert / 32 != window_) {
+      window_ = local_expert / 32;
+      const uint32_t mine = window_ * 32 + ptx::lane_index();
+      lane_rows_ = mine < local_experts_ ? num_rows_[mine] : 0;
+    }
+    return __shfl_sync(kFullWarp, lane_rows_, local_expert % 32);
+  }
+
+ private:
+  const uint32_t* num_rows_;
+  uint32_t local_experts_;
+  uint32_t window_ = UINT32_MAX;
+  uint32_t lane_rows_ = 0;
+};
+
 /// The tile with this number, as the other roles get it.
-__device__ __forceinline__ TileNote note_of(protocol::BlockSchedule& schedule, const protocol::PoolPlan& plan,
-                                            uint32_t ticket) {
+__device__ __forceinline__ TileNote note_of(protocol::ScheduleWalk<WarpRows>& schedule, uint32_t ticket) {
   protocol::Tile tile;
   if (!schedule.at(ticket, tile)) return {kNoteEnd, 0, 0, 0, 0};
   return {tile.phase == protocol::Phase::kL1 ? kNoteL1 : kNoteL2, static_cast<uint16_t>(tile.local_expert), tile.block,
-          tile.n, plan.rows_of(tile.local_expert, tile.block)};
+          tile.n, tile.num_rows};
 }
 
 /// Tells the CTA's other roles which tile comes next. Order: note_full; pairs with read_note.
@@ -55,8 +78,9 @@ __device__ __forceinline__ bool announce(Context<Spec>& c, RingState& slot, cons
   return ok;
 }
 
-/// Weights: takes tiles by ticket, two ahead, so that neither the ticket nor the scales are waited for. Never waits on
-/// token data.
+/// Weights: takes tiles by ticket. A ticket is drawn just early enough not to be waited for: blocks of one expert that
+/// share a weight tile have consecutive tickets, and only where their CTAs also start at about the same time is the
+/// weight tile read from memory once. Never waits on token data.
 template <class Spec>
 __device__ __forceinline__ void load_weights(Context<Spec>& c) {
   constexpr uint32_t kStages = Spec::kSpec.num_stages, kTileBytes = Spec::kSpec.tile_n * 128;
@@ -68,20 +92,24 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
   }
   c.trace(protocol::Event::kWaitPlan, true);
   const protocol::PoolPlan plan = c.pool_plan();
-  protocol::BlockSchedule schedule(view.schedule, plan);
+  protocol::ScheduleWalk<WarpRows> schedule(view.schedule, plan.local_experts, Spec::kSpec.block_m,
+                                            WarpRows(plan.expert_num_rows, plan.local_experts));
   uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kTileTicketIndex;
   const auto take_ticket = [&] {
     return __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
   };
-  TileNote tile = note_of(schedule, plan, take_ticket());
+  constexpr uint32_t kTicketAhead = 5, kScalesAhead = 3;  // k-blocks before the next tile
+  TileNote tile = note_of(schedule, take_ticket());
   ScalePair scales = tile.kind == kNoteEnd ? ScalePair{} : load_weight_scales(c, tile, 0);
-  uint32_t next_ticket = c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0;
 
   while (tile.kind != kNoteEnd && !has_failed(c.shared)) {
     if (!announce(c, slot, tile)) return;
     const uint32_t k_blocks = tile.kind == kNoteL1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
+    const uint32_t ticket_k = k_blocks - core::min(k_blocks, kTicketAhead);
+    const uint32_t scales_k = k_blocks - core::min(k_blocks, kScalesAhead);
     TileNote next{};
     ScalePair next_scales;
+    uint32_t next_ticket = 0;
     for (uint32_t k = 0; k < k_blocks; ++k) {
       const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
       if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
@@ -99,12 +127,10 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
       }
       __syncwarp();
       stage.advance(kStages);
-      if (k == 0) {
-        next = note_of(schedule, plan, __shfl_sync(kFullWarp, next_ticket, 0));
-        if (next.kind != kNoteEnd) {
-          next_scales = load_weight_scales(c, next, 0);
-          if (c.lane() == 0) next_ticket = ptx::add_relaxed_gpu(tickets, 1);
-        }
+      if (k == ticket_k && c.lane() == 0) next_ticket = ptx::add_relaxed_gpu(tickets, 1);
+      if (k == scales_k) {
+        next = note_of(schedule, __shfl_sync(kFullWarp, next_ticket, 0));
+        if (next.kind != kNoteEnd) next_scales = load_weight_scales(c, next, 0);
       }
       if (k % 32 == 31) scales = load_weight_scales(c, tile, k + 1);
     }

@@ -15,19 +15,15 @@ class MathWarp {
   using Sums = typename Tiling::Sums;
 
   __device__ explicit MathWarp(Context<Spec>& c)
-      : c_(c), shared_(__shfl_sync(kFullWarp, ptx::shared_address(&c.shared), 0)) {
-    const MathPlace<Spec> at = place();
-    const uint32_t stages = shared_ + offsetof(Shared, stages);
-    tokens_low_ = uniform(ptx::operand_low(stages + at.warpgroup_m * 64 * 128));
-    weights_low_ =
-        uniform(ptx::operand_low(stages + sizeof(Shared::Stage::tokens) + at.warpgroup_n * Tiling::kColumns * 128));
-    scale_row_ = shared_ + offsetof(Shared, token_scales) + (at.first_row() + c.lane() / 4) * 4;
-  }
+      : c_(c), shared_(__shfl_sync(kFullWarp, ptx::shared_address(&c.shared), 0)) {}
 
   /// Runs tiles until the load role announces the end. False: something is broken, or the call failed.
   __device__ __forceinline__ bool run_tiles() {
-    for (;;) {
-      if (!wait_barrier(c_, note_full(), slot_.phase, Role::kMath)) return false;
+    // While the first tokens are on their way, both epilogues run once for nothing: their instructions are not in any
+    // cache yet, and the first tile of a small batch would wait 7 us for them.
+    for (dry_passes_ = 2;;) {
+      const bool is_dry = dry_passes_ != 0;
+      if (!is_dry && !wait_barrier(c_, note_full(), slot_.phase, Role::kMath)) return false;
       if (tile().kind == kNoteEnd) return !has_failed(c_.shared);
       const protocol::Event event = tile().kind == kNoteL1 ? protocol::Event::kL1Tile : protocol::Event::kL2Tile;
       c_.trace(event, false, tile().block);
@@ -37,6 +33,10 @@ class MathWarp {
       c_.trace(protocol::Event::kStageTile, false, tile().block);
       if (broken_ || !stage(sums)) return false;
       c_.trace(protocol::Event::kStageTile, true, tile().block);
+      if (is_dry) {
+        --dry_passes_;
+        continue;
+      }
       if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, note_empty) + slot_.index * 8);
       slot_.advance(Spec::kSpec.num_tile_slots);
     }
@@ -50,11 +50,12 @@ class MathWarp {
   static __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __shfl_sync(kFullWarp, value, 0); }
 
   /// Worked out anew where it is needed, like the tile below: the k loop has no register for it.
-  __device__ __forceinline__ MathPlace<Spec> place() const {
-    return MathPlace<Spec>(c_.warp() - Spec::kSpec.plan.first_warp(Role::kMath));
+  __device__ __forceinline__ MathPlace<Spec> place(bool split) const {
+    return MathPlace<Spec>(c_.warp() - Spec::kSpec.plan.first_warp(Role::kMath), split);
   }
 
   __device__ __forceinline__ TileNote tile() const {
+    if (dry_passes_ != 0) return {dry_passes_ == 2 ? kNoteL1 : kNoteL2, 0, 0, 0, Spec::kSpec.block_m};
     TileNote note = note_at(c_, slot_.index);
     note.kind = static_cast<uint16_t>(uniform(note.kind));
     note.num_rows = uniform(note.num_rows);
@@ -63,21 +64,32 @@ class MathWarp {
 
   /// Turns the sums into what is stored and leaves it in this warp's part of staging. Pairs with store_tiles.
   __device__ __forceinline__ bool stage(Sums& sums) {
-    if (!wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), staging_phase_ ^ 1, Role::kMath)) return false;
-    const MathPlace<Spec> at = place();
+    const bool is_dry = dry_passes_ != 0;
+    if (!is_dry && !wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), staging_phase_ ^ 1, Role::kMath))
+      return false;
     const TileNote tile = this->tile();
-    // Warpgroups side by side exchange row maxima, so all of them take part.
-    const bool has_rows = at.first_row() < tile.num_rows;
-    if (tile.kind == kNoteL1) {
-      if (has_rows || Tiling::kWarpgroupsN > 1) stage_activations(c_, at, sums, amax_phase_);
-    } else if (has_rows) {
-      stage_rows(c_, at, sums);
+    if (is_split<Spec>(tile.num_rows)) {
+      stage_as<Tiling::kSplitsHalfTiles ? 1 : Tiling::kWaves, true>(sums, tile, place(Tiling::kSplitsHalfTiles));
+    } else {
+      stage_as<Tiling::kWaves, (Tiling::kWarpgroupsN > 1)>(sums, tile, place(false));
     }
+    if (is_dry) return true;
     ptx::proxy_fence_shared();  // read by bulk copies
     __syncwarp();
     if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, staged));
     staging_phase_ ^= 1;
     return true;
+  }
+
+  /// @tparam kSharesRows  warpgroups exchange row maxima, so all of them take part
+  template <uint32_t kWaves, bool kSharesRows>
+  __device__ __forceinline__ void stage_as(Sums& sums, const TileNote& tile, const MathPlace<Spec>& at) {
+    const bool has_rows = at.first_row() < tile.num_rows;
+    if (tile.kind == kNoteL1) {
+      if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase_);
+    } else if (has_rows) {
+      stage_rows<kWaves>(c_, at, sums);
+    }
   }
 
   /// Scales of one k-block: of this thread's two rows, and of the two column groups.
@@ -128,12 +140,20 @@ class MathWarp {
     ptx::wgmma_commit();
   }
 
+  /// Where this warp's operands and scales lie in the first stage.
+  __device__ __forceinline__ void find_operands(const MathPlace<Spec>& at) {
+    const uint32_t stages = shared_ + offsetof(Shared, stages);
+    const uint32_t columns = at.split ? Tiling::kWaveN : Tiling::kColumns;
+    tokens_low_ = uniform(ptx::operand_low(stages + at.warpgroup_m * 64 * 128));
+    weights_low_ = uniform(ptx::operand_low(stages + sizeof(Shared::Stage::tokens) + at.warpgroup_n * columns * 128));
+    scale_row_ = shared_ + offsetof(Shared, token_scales) + (at.first_row() + c_.lane() / 4) * 4;
+  }
+
   /// sum = fma(part, row scale * column scale, sum), the products rounded once. In the first GEMM groups of 8 columns
   /// alternate between the two column scales (gate, up); in the second each 128 columns have one.
-  __device__ __forceinline__ void promote(bool is_l1, uint32_t wave, float (&part)[Tiling::kRegisters],
+  /// @param second_half  the wave's columns are the tile's second 128
+  __device__ __forceinline__ void promote(bool is_l1, bool second_half, float (&part)[Tiling::kRegisters],
                                           float (&sum)[Tiling::kRegisters], const Scales& scales) {
-    const uint32_t first_column = (Tiling::kWarpgroupsN > 1 ? place().warpgroup_n * Tiling::kColumns : 0);
-    const bool second_half = first_column + wave * Tiling::kWaveN >= 128;
     const float even = is_l1 || !second_half ? scales.first : scales.second;
     const float odd = is_l1 || second_half ? scales.second : scales.first;
     const float factor[2][2] = {{__fmul_rn(scales.row[0], even), __fmul_rn(scales.row[1], even)},
@@ -145,48 +165,47 @@ class MathWarp {
     }
   }
 
+  /// First column of the warpgroup, in the tile.
+  template <bool kSplit>
+  __device__ __forceinline__ uint32_t first_column() const {
+    if constexpr (kSplit) return place(true).warpgroup_n * Tiling::kWaveN;
+    return Tiling::kWarpgroupsN > 1 ? place(false).warpgroup_n * Tiling::kColumns : 0;
+  }
+
   /// One k-block of a stage that is there. While its last wave runs, looks whether the next stage is there too and
   /// reads its scales.
+  template <bool kSplit>
   __device__ __forceinline__ void k_block(bool is_l1, bool is_last, Sums& sums, Scales& scales, bool& ready) {
+    constexpr uint32_t kWaves = kSplit ? 1 : Tiling::kWaves;
     const uint32_t stage = stage_.index, low = stage_low_;
     Scales coming{};
     float part[Tiling::kRegisters];
 #pragma unroll
-    for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+    for (uint32_t wave = 0; wave < kWaves; ++wave) {
       issue(wave, low, part);
-      if (wave == Tiling::kWaves - 1) {
+      if (wave == kWaves - 1) {
         advance_stage();
         ready = !is_last && test_warp(stage_full(stage_.index), stage_.phase);
         if (ready) coming = read_scales(stage_.index);
       }
       ptx::wgmma_wait();
-      if (wave == Tiling::kWaves - 1) release_stage(stage);
-      promote(is_l1, wave, part, sums.value[wave], scales);
+      if (wave == kWaves - 1) release_stage(stage);
+      promote(is_l1, first_column<kSplit>() + wave * Tiling::kWaveN >= 128, part, sums.value[wave], scales);
     }
     scales = coming;
   }
 
-  __device__ __forceinline__ void multiply(Sums& sums) {
-    const protocol::WorkspaceSpec& spec = c_.view().spec;
-    const TileNote tile = this->tile();
+  template <bool kSplit>
+  __device__ __forceinline__ void run_k_blocks(const TileNote& tile, uint32_t k_blocks, Sums& sums) {
     const bool is_l1 = tile.kind == kNoteL1;
-    const bool has_rows = place().warpgroup_m * 64 < tile.num_rows;  // of the warpgroup
-    const uint32_t k_blocks = is_l1 ? spec.hidden_groups() : spec.intermediate_groups();
-    if (!has_rows) {
-      for (uint32_t k = 0; k < k_blocks; ++k) {
-        wait_stage();
-        release_stage(stage_.index);
-        advance_stage();
-      }
-      return;
-    }
 #pragma unroll
-    for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+    for (uint32_t wave = 0; wave < (kSplit ? 1 : Tiling::kWaves); ++wave) {
 #pragma unroll
       for (uint32_t i = 0; i < Tiling::kRegisters; ++i) sums.value[wave][i] = 0.0f;
     }
+    if (k_blocks == 0) return;
     wait_stage();
-    if (is_l1) RowNote::prefetch(c_, place(), tile.block);
+    if (is_l1) RowNote::prefetch(c_, place(kSplit), tile.block);
     Scales scales = read_scales(stage_.index);
     bool ready = true;
     for (uint32_t k = 0; k < k_blocks; ++k) {
@@ -194,21 +213,48 @@ class MathWarp {
         wait_stage();
         scales = read_scales(stage_.index);
       }
-      k_block(is_l1, k + 1 == k_blocks, sums, scales, ready);
+      k_block<kSplit>(is_l1, k + 1 == k_blocks, sums, scales, ready);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(Sums& sums) {
+    const protocol::WorkspaceSpec& spec = c_.view().spec;
+    const TileNote tile = this->tile();
+    const bool split = is_split<Spec>(tile.num_rows);
+    const MathPlace<Spec> at = place(split);
+    uint32_t k_blocks = tile.kind == kNoteL1 ? spec.hidden_groups() : spec.intermediate_groups();
+    if (dry_passes_ != 0) k_blocks = 0;
+    find_operands(at);
+    if (Tiling::kSplitsHalfTiles && split) {
+      run_k_blocks<Tiling::kSplitsHalfTiles>(tile, k_blocks, sums);
+    } else if (at.warpgroup_m * 64 < tile.num_rows) {
+      run_k_blocks<false>(tile, k_blocks, sums);
+    } else {
+      skip(k_blocks);
+    }
+  }
+
+  /// Of a tile in which this warpgroup has no rows.
+  __device__ __forceinline__ void skip(uint32_t k_blocks) {
+    for (uint32_t k = 0; k < k_blocks; ++k) {
+      wait_stage();
+      release_stage(stage_.index);
+      advance_stage();
     }
   }
 
   Context<Spec>& c_;
   const uint32_t shared_;
-  uint32_t tokens_low_;
-  uint32_t weights_low_;
-  uint32_t scale_row_;  ///< Shared address of the first stage's scale of this thread's first row.
+  uint32_t tokens_low_ = 0;
+  uint32_t weights_low_ = 0;
+  uint32_t scale_row_ = 0;  ///< Shared address of the first stage's scale of this thread's first row.
   uint32_t stage_low_ = 0;
   RingState stage_;
   RingState slot_;
   uint32_t staging_phase_ = 0;
   bool broken_ = false;
   uint32_t amax_phase_ = 0;
+  uint32_t dry_passes_ = 0;  ///< Still to make: first the one of the first GEMM, then the second's.
 };
 
 }  // namespace megamoe::sm90

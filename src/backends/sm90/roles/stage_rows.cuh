@@ -5,15 +5,17 @@
 
 namespace megamoe::sm90 {
 
-template <class Spec>
+/// @tparam kWaves  that the warpgroup has multiplied
+template <uint32_t kWaves, class Spec>
 __device__ __forceinline__ void stage_rows(Context<Spec>& c, const MathPlace<Spec>& place,
                                            const typename MathTiling<Spec>::Sums& sums) {
   using Tiling = MathTiling<Spec>;
   const uint32_t lane = c.lane();
-  const uint32_t to = ptx::shared_address(c.shared.staging[place.math_warp]) +
-                      lane % 16 * SharedStorage<Spec>::kStorePitch + lane / 16 * 16;
+  const uint32_t to = ptx::shared_address(c.shared.staging[place.staging_warp()]) +
+                      lane % 16 * SharedStorage<Spec>::kStorePitch + lane / 16 * 16 +
+                      (place.split ? place.warpgroup_n * Tiling::kWaveN * 2 : 0);
 #pragma unroll
-  for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+  for (uint32_t wave = 0; wave < kWaves; ++wave) {
 #pragma unroll
     for (uint32_t i = 0; i < Tiling::kRegisters; i += 8) {  // 16 columns
       const float* x = &sums.value[wave][i];

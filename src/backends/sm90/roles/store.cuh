@@ -44,7 +44,7 @@ __device__ __forceinline__ void store_activations(Context<Spec>& c, const TileNo
     ptx::bulk_commit();
   }
   if (math_warp >= SharedStorage<Spec>::kMathWarps) return;
-  const MathPlace<Spec> place(math_warp);
+  const MathPlace<Spec> place(math_warp, false);  // split tiles are staged like whole ones
   const uint32_t column = tile.n * 128 + place.warpgroup_n * (Tiling::kColumns / 2);
   if (place.first_row() >= tile.num_rows || column >= c.view().spec.shape.intermediate) return;
   const uint32_t ring_row = act_slot * kBlockM + place.first_row();

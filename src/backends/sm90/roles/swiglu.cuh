@@ -41,37 +41,37 @@ __device__ __forceinline__ float swiglu_approx(float gate, float up, float clamp
   return __fmul_rn(__fmul_rn(silu, u), weight);
 }
 
-/// The largest magnitude of a row over all warpgroups of the tile. Two buffers: a warp may already be at the next tile
+/// The largest magnitude of a row over all warpgroups that share it. Two buffers: a warp may already be at the next tile
 /// while another still reads this one's.
 template <class Spec>
 __device__ __forceinline__ void exchange_amax(Context<Spec>& c, const MathPlace<Spec>& place, float (&amax)[2],
                                               uint32_t& phase) {
-  if constexpr (MathTiling<Spec>::kWarpgroupsN > 1) {
-    auto& all = c.shared.amax[phase & 1];
-    const uint32_t lane = c.lane(), row = place.first_row() + lane / 4,
-                   barrier = ptx::shared_address(&c.shared.amax_full);
-    if (lane % 4 == 0) {
-      all[place.warpgroup_n][row] = amax[0];
-      all[place.warpgroup_n][row + 8] = amax[1];
-    }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
-    wait_barrier(c, barrier, phase & 1, Role::kMath);
-    ++phase;
+  auto& all = c.shared.amax[phase & 1];
+  const uint32_t lane = c.lane(), row = place.first_row() + lane / 4,
+                 barrier = ptx::shared_address(&c.shared.amax_full);
+  if (lane % 4 == 0) {
+    all[place.warpgroup_n][row] = amax[0];
+    all[place.warpgroup_n][row + 8] = amax[1];
+  }
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(barrier);
+  wait_barrier(c, barrier, phase & 1, Role::kMath);
+  ++phase;
 #pragma unroll
-    for (uint32_t n = 0; n < MathTiling<Spec>::kWarpgroupsN; ++n) {
-      amax[0] = fmaxf(amax[0], all[n][row]);
-      amax[1] = fmaxf(amax[1], all[n][row + 8]);
-    }
+  for (uint32_t n = 0; n < SharedStorage<Spec>::kRowSharers; ++n) {
+    amax[0] = fmaxf(amax[0], all[n][row]);
+    amax[1] = fmaxf(amax[1], all[n][row + 8]);
   }
 }
 
-template <class Spec>
+/// @tparam kWaves        that the warpgroup has multiplied
+/// @tparam kSharesRows   with other warpgroups
+template <uint32_t kWaves, bool kSharesRows, class Spec>
 __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPlace<Spec>& place,
                                                   typename MathTiling<Spec>::Sums& sums, uint32_t& amax_phase) {
   using Tiling = MathTiling<Spec>;
   constexpr uint32_t kPairs = Tiling::kWaveN / 16;        // gate/up pairs of 8 columns in a wave
-  constexpr uint32_t kOutColumns = Tiling::kColumns / 2;  // of the warpgroup
+  constexpr uint32_t kOutColumns = Tiling::kColumns / 2;  // of a row in staging
   const bool up_is_first = c.args.weight_scales.up_is_first;
   const float clamp = c.args.clamp;
   const uint32_t lane = c.lane();
@@ -80,7 +80,7 @@ __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPl
   // SwiGLU in place: the sums of even groups become the activations.
   float amax[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+  for (uint32_t wave = 0; wave < kWaves; ++wave) {
 #pragma unroll
     for (uint32_t i = 0; i < kPairs * 4; ++i) {
       float& even = sums.value[wave][i / 4 * 8 + i % 4];
@@ -95,7 +95,7 @@ __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPl
     amax[h] = fmaxf(amax[h], __shfl_xor_sync(kFullWarp, amax[h], 1));
     amax[h] = fmaxf(amax[h], __shfl_xor_sync(kFullWarp, amax[h], 2));
   }
-  exchange_amax(c, place, amax, amax_phase);
+  if constexpr (kSharesRows) exchange_amax(c, place, amax, amax_phase);
   const float scale[2] = {core::group_scale(amax[0]), core::group_scale(amax[1])};
   const float inverse[2] = {core::group_inverse(scale[0]), core::group_inverse(scale[1])};
 
@@ -106,12 +106,13 @@ __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPl
   }
   // 16 rows of kOutColumns bytes. Whole rows of 128 are swizzled, so that 8 rows lie in different banks.
   constexpr bool kSwizzled = Tiling::kSwizzledSlab;
-  const uint32_t slab = Tiling::activation_slab(c, place.math_warp);
+  const uint32_t slab = Tiling::activation_slab(c, place.staging_warp());
+  const uint32_t first_column = place.split ? place.warpgroup_n * (Tiling::kWaveN / 2) : 0;
 #pragma unroll
-  for (uint32_t wave = 0; wave < Tiling::kWaves; ++wave) {
+  for (uint32_t wave = 0; wave < kWaves; ++wave) {
 #pragma unroll
     for (uint32_t pair = 0; pair < kPairs; ++pair) {
-      const uint32_t column = wave * (Tiling::kWaveN / 2) + pair * 8 + lane % 4 * 2;
+      const uint32_t column = first_column + wave * (Tiling::kWaveN / 2) + pair * 8 + lane % 4 * 2;
 #pragma unroll
       for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t slab_row = lane / 4 + h * 8;
