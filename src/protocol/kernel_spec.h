@@ -16,6 +16,8 @@ struct KernelSpec {
   uint32_t num_tile_slots = 4;     ///< Tiles that the load role announces ahead.
   uint32_t num_pull_buffers = 4;   ///< Of each dispatch warp: pieces of rows on their way.
   uint32_t pull_buffer_bytes = 0;  ///< Of one of them.
+  /// Whether the load role can read a rank's own rows where its tokens lie, row by row, without the pool.
+  bool gathers_rows = false;
 
   /// Math warpgroups side by side along the rows; the others lie along the columns.
   MEGAMOE_HD constexpr uint32_t warpgroups_m() const { return block_m / kWarpgroupRows; }

@@ -13,6 +13,7 @@ struct Tile {
   uint32_t block;  ///< Pool block, counted over all experts.
   uint32_t n;      ///< Column tile.
   uint32_t num_rows = 0;  ///< Of the block; only an expert's last block can be partial.
+  uint32_t sharers = 0;   ///< Blocks of the unit: tiles that use the same weights.
 };
 
 struct ScheduleSpec {
@@ -110,7 +111,8 @@ class ScheduleWalk {
     const uint32_t i = static_cast<uint32_t>(tile_idx - segment_begin_);
     // Column tile outside, block inside: all blocks of the unit use a weight tile while it is in the cache.
     const uint32_t block = unit.first_block() + i % unit.num_blocks();
-    tile = {phase_, unit.local_expert(), block, i / unit.num_blocks(), unit.rows_of(block)};
+    tile = {phase_, unit.local_expert(), block, i / unit.num_blocks(), unit.rows_of(block),
+            unit.num_blocks()};
     return true;
   }
 

@@ -104,6 +104,7 @@ struct KernelArgs {
   TraceArgs trace;  ///< Used by the trace variants only.
   uint64_t timeout_ns = 0;
   float clamp = 0;
+  bool gathers_rows = false;  ///< This call's tokens are read where they lie; see protocol::KernelSpec.
 };
 static_assert(sizeof(KernelArgs) <= 4096);
 

@@ -94,7 +94,6 @@ __device__ __forceinline__ void fail(Shared& shared, const WaitSite& site, uint6
   Failure& f = shared.failure;
   if (atomicExch(&f.claimed, 1u) == 0) {
     f.timed_out = timed_out ? 1 : 0;
-    f.worker = blockIdx.x;
     f.role = site.role;
     f.signal = site.signal;
     f.index = site.index;
@@ -190,7 +189,7 @@ __device__ __forceinline__ void report_failure(Context<Spec>& c) {
   record.rank = static_cast<uint16_t>(view.rank);
   record.role = f.role;
   record.signal = f.signal;
-  record.worker = f.worker;
+  record.worker = blockIdx.x;
   record.epoch = c.epoch();
   record.index = f.index;
   record.expected = f.expected;

@@ -16,6 +16,10 @@
 namespace megamoe::sm90 {
 namespace {
 
+/// Calls of at most so many tokens gather rows where that can be done. Measured on an H200: 4% at 1 token, nothing at 8,
+/// and a loss from 128 on, where each row is gathered once a column tile.
+constexpr uint32_t kMaxGatheredTokens = 4;
+
 /// The kernel reads and writes rows 16 bytes at a time; a row elsewhere would end every later call of the process.
 Status check_alignment(const char* what, const TensorView& view) {
   constexpr int64_t kBytes = 16;
@@ -172,6 +176,8 @@ Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStr
   if (own.ok()) own = check_alignment("output", args.output);
   call.refusal = backends::make_refusal(own);
   if (own.ok()) call.tensors = call_tensors(args);
+  call.gathers_rows = instance_.spec.gathers_rows && args_.view.spec.num_ranks == 1 && !call.tensors.scales_are_ue8m0 &&
+                      call.tensors.num_tokens <= kMaxGatheredTokens;
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;

@@ -37,7 +37,6 @@ struct Failure {
   uint32_t claimed;    ///< 0, or the first waiter's mark.
   uint32_t raised;     ///< Every wait of the CTA looks at it.
   uint32_t timed_out;  ///< 0: only followed somebody else's abort.
-  uint32_t worker;
   protocol::Role role;
   protocol::Signal signal;
   uint64_t index;
@@ -84,6 +83,7 @@ struct SharedStorage {
   uint4 row_meta[kMathWarps][kStoreRows];          ///< protocol::RowMeta of each math warp's rows.
   float2 weight_scales[kStages];
   TileNote notes[kSpec.num_tile_slots];
+  uint32_t gathered_tokens[kSpec.gathers_rows ? kSpec.block_m : 1];  ///< The tokens of the tile's rows.
   /// Row maxima of warpgroups that share rows; two buffers.
   static constexpr bool kSharesRows = kSpec.warpgroups_n() > 1 || kSpec.splits_half_tiles();
   static constexpr uint32_t kRowSharers = kSpec.splits_half_tiles() ? 2 : kSpec.warpgroups_n();

@@ -176,10 +176,9 @@ struct PullRun {
   uint32_t block = 0;
   uint32_t row_in_block = 0;
   uint32_t token_slot = 0;
-  float weight = 0;
 };
 
-/// Looks the rows up. Their entries in the sources' slot lists are loaded together.
+/// Looks the rows up, and writes their metadata. Their entries in the sources' slot lists are loaded together.
 template <class Spec>
 __device__ __forceinline__ PullRun find_run(Context<Spec>& c, RowFinder<Spec>& finder, uint32_t first, uint32_t count) {
   const uint32_t lane = c.lane();
@@ -198,7 +197,8 @@ __device__ __forceinline__ PullRun find_run(Context<Spec>& c, RowFinder<Spec>& f
   if (lane < count) {
     const uint2 entry = __ldcg(reinterpret_cast<const uint2*>(c.peer(c.layout().slot_list, run.source) + list_index));
     run.token_slot = entry.x;
-    run.weight = __uint_as_float(entry.y);
+    c.own(c.layout().row_meta)[uint64_t{run.block} * c.view().spec.block_m + run.row_in_block] = {
+        static_cast<uint16_t>(run.source), static_cast<uint16_t>(run.source), entry.x, __uint_as_float(entry.y)};
   }
   return run;
 }
@@ -239,7 +239,7 @@ __device__ __forceinline__ bool wait_run(Context<Spec>& c, const PullRun& run) {
   return false;
 }
 
-/// Copies the rows, their scales and their metadata, and counts them. Order: tokens_full is released at rank scope
+/// Copies the rows and their scales, and counts them. Order: tokens_full is released at rank scope
 /// after the bulk copies (which lane 0 waited for) and after the stores of all lanes; pairs with wait_tile_inputs in
 /// roles/load.
 template <class Spec>
@@ -248,14 +248,10 @@ __device__ __forceinline__ bool pull_run(Context<Spec>& c, PiecePipe<Spec>& pipe
   const uint32_t hidden = spec.shape.hidden, groups = spec.hidden_groups(), block_m = spec.block_m;
   const uint32_t lane = c.lane(), token = run.token_slot / spec.shape.top_k;
   const uint32_t ring_slot = c.view().token_ring().slot(run.block);
-  if (lane < run.count) {
-    const protocol::RowMeta meta{static_cast<uint16_t>(run.source), static_cast<uint16_t>(run.source), run.token_slot,
-                                 run.weight};
-    c.own(c.layout().row_meta)[uint64_t{run.block} * block_m + run.row_in_block] = meta;
-  }
   ptx::proxy_fence();  // the rows may have been written by ordinary stores; acquired in wait_run
   bool ok = true;
-  for (uint32_t i = 0; i < run.count; ++i) {
+  const uint32_t num_copies = Spec::kSpec.gathers_rows && c.args.gathers_rows ? 0 : run.count;
+  for (uint32_t i = 0; i < num_copies; ++i) {
     const uint32_t row_token = __shfl_sync(kFullWarp, token, i);
     const uint32_t slot = __shfl_sync(kFullWarp, ring_slot, i), row = __shfl_sync(kFullWarp, run.row_in_block, i);
     const TokenRows rows = TokenRows::of(c, __shfl_sync(kFullWarp, run.source, i));

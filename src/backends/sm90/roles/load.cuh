@@ -58,9 +58,12 @@ class WarpRows {
 };
 
 /// The tile with this number, as the other roles get it.
-__device__ __forceinline__ TileNote note_of(protocol::ScheduleWalk<WarpRows>& schedule, uint32_t ticket) {
+/// @param sharers  as in protocol::Tile
+__device__ __forceinline__ TileNote note_of(protocol::ScheduleWalk<WarpRows>& schedule, uint32_t ticket,
+                                            uint32_t& sharers) {
   protocol::Tile tile;
   if (!schedule.at(ticket, tile)) return {kNoteEnd, 0, 0, 0, 0};
+  sharers = tile.sharers;
   return {tile.phase == protocol::Phase::kL1 ? kNoteL1 : kNoteL2, static_cast<uint16_t>(tile.local_expert), tile.block,
           tile.n, tile.num_rows};
 }
@@ -99,7 +102,8 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
     return __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
   };
   constexpr uint32_t kTicketAhead = 5, kScalesAhead = 3;  // k-blocks before the next tile
-  TileNote tile = note_of(schedule, take_ticket());
+  uint32_t sharers = 1, next_sharers = 1;
+  TileNote tile = note_of(schedule, take_ticket(), sharers);
   ScalePair scales = tile.kind == kNoteEnd ? ScalePair{} : load_weight_scales(c, tile, 0);
 
   while (tile.kind != kNoteEnd && !has_failed(c.shared)) {
@@ -119,23 +123,25 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
         c.shared.weight_scales[stage.index] = {first, second};
         ptx::mbarrier_arrive_expect(full, kTileBytes);
         const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].weights);
+        const uint64_t policy = sharers == 1 ? ptx::evict_first() : ptx::evict_normal();  // read once, or again soon
         if (tile.kind == kNoteL1) {
-          ptx::tma_load_5d(c.args.maps.w13, to, full, k * 128, 0, 0, tile.n * 16, tile.local_expert);
+          ptx::tma_load_5d(c.args.maps.w13, to, full, policy, k * 128, 0, 0, tile.n * 16, tile.local_expert);
         } else {
-          ptx::tma_load_3d(c.args.maps.w2, to, full, k * 128, tile.n * Spec::kSpec.tile_n, tile.local_expert);
+          ptx::tma_load_3d(c.args.maps.w2, to, full, policy, k * 128, tile.n * Spec::kSpec.tile_n, tile.local_expert);
         }
       }
       __syncwarp();
       stage.advance(kStages);
       if (k == ticket_k && c.lane() == 0) next_ticket = ptx::add_relaxed_gpu(tickets, 1);
       if (k == scales_k) {
-        next = note_of(schedule, __shfl_sync(kFullWarp, next_ticket, 0));
+        next = note_of(schedule, __shfl_sync(kFullWarp, next_ticket, 0), next_sharers);
         if (next.kind != kNoteEnd) next_scales = load_weight_scales(c, next, 0);
       }
       if (k % 32 == 31) scales = load_weight_scales(c, tile, k + 1);
     }
     tile = next;
     scales = next_scales;
+    sharers = next_sharers;
   }
   announce(c, slot, {kNoteEnd, 0, 0, 0, 0});
 }
@@ -176,6 +182,46 @@ __device__ __forceinline__ bool wait_tile_inputs(Context<Spec>& c, const TileNot
   return reaches(Signal::kTokensFull, c.own_bank(c.layout().tokens_full), tile.block, tile.num_rows);
 }
 
+/// Token rows of one tile from where they lie: 16-byte copies to the places that a tensor copy with 128-byte swizzle
+/// would choose. Stages are announced some k-blocks behind, so that several are on their way. Pairs with wait_run, which
+/// acquired the rows, and with publish of their metadata.
+template <class Spec>
+__device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& tile, RingState& stage, bool ok) {
+  constexpr uint32_t kStages = Spec::kSpec.num_stages, kBehind = kStages - 1;
+  const protocol::RankView& view = c.view();
+  const uint32_t lane = c.lane(), num_rows = ok ? tile.num_rows : 0, k_blocks = view.spec.hidden_groups();
+  const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m;
+  for (uint32_t row = lane; row < num_rows; row += 32)
+    c.shared.gathered_tokens[row] =
+        ptx::load_l2(reinterpret_cast<const uint4*>(meta + row)).y / view.spec.shape.top_k;
+  __syncwarp();
+  const TokenRows rows = TokenRows::of(c, view.rank);
+  RingState filled = stage;
+  for (uint32_t k = 0; k < k_blocks + kBehind; ++k) {
+    if (k < k_blocks) {
+      if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad))
+        return false;
+      const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].tokens);
+      for (uint32_t row = lane / 8; row < num_rows; row += 4)
+        ptx::copy_16(to + row * 128 + (lane % 8 ^ row % 8) * 16,
+                     rows.codes + c.shared.gathered_tokens[row] * rows.row_stride + k * 128 + lane % 8 * 16);
+      for (uint32_t row = lane; row < num_rows; row += 32)
+        ptx::copy_4(ptx::shared_address(&c.shared.token_scales[stage.index][row]),
+                    static_cast<const float*>(rows.scales) + c.shared.gathered_tokens[row] * rows.scale_row_stride +
+                        k * rows.scale_group_stride);
+      stage.advance(kStages);
+    }
+    ptx::commit_copies();
+    if (k < kBehind) continue;
+    ptx::wait_copy_groups<kBehind>();
+    ptx::proxy_fence_shared();  // read by multiplies
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&c.shared.stage_full[filled.index]));
+    filled.advance(kStages);
+  }
+  return true;
+}
+
 /// Token rows. After a failure it still completes the stages of the tiles that were announced, with whatever lies
 /// there: the math warps stay together, and store nothing that anybody is told of.
 template <class Spec>
@@ -194,6 +240,12 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
     c.trace(wait_event, true, tile.block);
     ptx::proxy_fence();  // what was acquired is read by bulk copies from here on
     const bool is_l1 = tile.kind == kNoteL1;
+    if constexpr (Spec::kSpec.gathers_rows) {
+      if (is_l1 && c.args.gathers_rows) {
+        if (!gather_rows(c, tile, stage, ok)) return;
+        continue;
+      }
+    }
     const uint32_t k_blocks = is_l1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
     const uint32_t ring_slot = is_l1 ? view.token_ring().slot(tile.block) : view.act_ring().slot(tile.block);
     const bool half = kBlockM > 64 && tile.num_rows <= 64;
