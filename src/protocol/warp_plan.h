@@ -86,7 +86,7 @@ constexpr WarpgroupPlan dispatch_warpgroup(uint32_t registers) {
 /// 384 threads, the default: dispatch, load and store share a warpgroup, two math warpgroups. The k loop with 64
 /// partial and 128 final sums fits 208 registers without a spill; what it does not need lets the dispatch warp do
 /// without one too (at 56 it spills 120 bytes).
-inline constexpr WarpPlan kPlan384{"384: 72/216", 3, {service_warpgroup(72), math_warpgroup(216), math_warpgroup(216)}};
+inline constexpr WarpPlan kPlan384{"384: 88/208", 3, {service_warpgroup(88), math_warpgroup(208), math_warpgroup(208)}};
 /// The same threads with the most for the math warps.
 inline constexpr WarpPlan kPlan384Wide{
     "384: 56/224", 3, {service_warpgroup(56), math_warpgroup(224), math_warpgroup(224)}};

@@ -21,8 +21,8 @@ class MathWarp {
   __device__ __forceinline__ bool run_tiles() {
     // While the first tokens are on their way, both epilogues run once for nothing: their instructions are not in any
     // cache yet, and the first tile of a small batch would wait 7 us for them.
-    for (dry_passes_ = 2;;) {
-      const bool is_dry = dry_passes_ != 0;
+    for (state_ = kDryL1;;) {
+      const bool is_dry = this->is_dry();
       if (!is_dry && !wait_barrier(c_, note_full(), slot_.phase, Role::kMath)) return false;
       if (tile().kind == kNoteEnd) return !has_failed(c_.shared);
       const protocol::Event event = tile().kind == kNoteL1 ? protocol::Event::kL1Tile : protocol::Event::kL2Tile;
@@ -31,10 +31,10 @@ class MathWarp {
       multiply(sums);
       c_.trace(event, true, tile().block);
       c_.trace(protocol::Event::kStageTile, false, tile().block);
-      if (broken_ || !stage(sums)) return false;
+      if ((state_ & kBroken) != 0 || !stage(sums)) return false;
       c_.trace(protocol::Event::kStageTile, true, tile().block);
       if (is_dry) {
-        --dry_passes_;
+        state_ = (state_ & kDryL1) != 0 ? state_ ^ (kDryL1 | kDryL2) : state_ ^ kDryL2;
         continue;
       }
       if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, note_empty) + slot_.index * 8);
@@ -44,6 +44,16 @@ class MathWarp {
 
  private:
   using Shared = SharedStorage<Spec>;
+
+  enum State : uint32_t {
+    kStagingPhase = 1,  ///< Of the next tile in staging.
+    kAmaxPhase = 2,     ///< Parity and buffer of the next exchange of row maxima.
+    kBroken = 4,        ///< A wait has passed its deadline.
+    kDryL1 = 8,         ///< This pass only brings the first epilogue's instructions, the next one ...
+    kDryL2 = 16,        ///< ... the second's.
+  };
+  __device__ __forceinline__ bool is_dry() const { return (state_ & (kDryL1 | kDryL2)) != 0; }
+  __device__ __forceinline__ uint32_t amax_phase() const { return (state_ & kAmaxPhase) != 0 ? 1 : 0; }
 
   /// Through a shuffle, so that the compiler knows the value to be the same in a warp and keeps operands in uniform
   /// registers.
@@ -55,7 +65,7 @@ class MathWarp {
   }
 
   __device__ __forceinline__ TileNote tile() const {
-    if (dry_passes_ != 0) return {dry_passes_ == 2 ? kNoteL1 : kNoteL2, 0, 0, 0, Spec::kSpec.block_m};
+    if (is_dry()) return {(state_ & kDryL1) != 0 ? kNoteL1 : kNoteL2, 0, 0, 0, Spec::kSpec.block_m};
     TileNote note = note_at(c_, slot_.index);
     note.kind = static_cast<uint16_t>(uniform(note.kind));
     note.num_rows = uniform(note.num_rows);
@@ -64,8 +74,8 @@ class MathWarp {
 
   /// Turns the sums into what is stored and leaves it in this warp's part of staging. Pairs with store_tiles.
   __device__ __forceinline__ bool stage(Sums& sums) {
-    const bool is_dry = dry_passes_ != 0;
-    if (!is_dry && !wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), staging_phase_ ^ 1, Role::kMath))
+    const bool is_dry = this->is_dry();
+    if (!is_dry && !wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), (state_ & kStagingPhase) ^ 1, Role::kMath))
       return false;
     const TileNote tile = this->tile();
     if (is_split<Spec>(tile.num_rows)) {
@@ -77,7 +87,7 @@ class MathWarp {
     ptx::proxy_fence_shared();  // read by bulk copies
     __syncwarp();
     if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, staged));
-    staging_phase_ ^= 1;
+    state_ ^= kStagingPhase;
     return true;
   }
 
@@ -86,7 +96,8 @@ class MathWarp {
   __device__ __forceinline__ void stage_as(Sums& sums, const TileNote& tile, const MathPlace<Spec>& at) {
     const bool has_rows = at.first_row() < tile.num_rows;
     if (tile.kind == kNoteL1) {
-      if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase_);
+      if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase());
+      if (kSharesRows) state_ ^= kAmaxPhase;
     } else if (has_rows) {
       stage_rows<kWaves>(c_, at, sums);
     }
@@ -120,7 +131,8 @@ class MathWarp {
   /// Gives up at the deadline, and then never waits again: the k loop has no way out, so that all warps of the
   /// warpgroup run the same multiplies.
   __device__ __forceinline__ void wait_stage() {
-    if (!broken_) broken_ = !wait_barrier(c_, stage_full(stage_.index), stage_.phase, Role::kMath);
+    if ((state_ & kBroken) == 0 && !wait_barrier(c_, stage_full(stage_.index), stage_.phase, Role::kMath))
+      state_ |= kBroken;
   }
   __device__ __forceinline__ Scales read_scales(uint32_t stage) const {
     const uint32_t row = scale_row_ + stage * Spec::kSpec.block_m * 4;
@@ -223,7 +235,7 @@ class MathWarp {
     const bool split = is_split<Spec>(tile.num_rows);
     const MathPlace<Spec> at = place(split);
     uint32_t k_blocks = tile.kind == kNoteL1 ? spec.hidden_groups() : spec.intermediate_groups();
-    if (dry_passes_ != 0) k_blocks = 0;
+    if (is_dry()) k_blocks = 0;
     find_operands(at);
     if (Tiling::kSplitsHalfTiles && split) {
       run_k_blocks<Tiling::kSplitsHalfTiles>(tile, k_blocks, sums);
@@ -251,10 +263,7 @@ class MathWarp {
   uint32_t stage_low_ = 0;
   RingState stage_;
   RingState slot_;
-  uint32_t staging_phase_ = 0;
-  bool broken_ = false;
-  uint32_t amax_phase_ = 0;
-  uint32_t dry_passes_ = 0;  ///< Still to make: first the one of the first GEMM, then the second's.
+  uint32_t state_ = 0;  ///< Bits of State: one register.
 };
 
 }  // namespace megamoe::sm90

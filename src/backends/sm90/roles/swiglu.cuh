@@ -45,8 +45,8 @@ __device__ __forceinline__ float swiglu_approx(float gate, float up, float clamp
 /// while another still reads this one's.
 template <class Spec>
 __device__ __forceinline__ void exchange_amax(Context<Spec>& c, const MathPlace<Spec>& place, float (&amax)[2],
-                                              uint32_t& phase) {
-  auto& all = c.shared.amax[phase & 1];
+                                              uint32_t phase) {
+  auto& all = c.shared.amax[phase];
   const uint32_t lane = c.lane(), row = place.first_row() + lane / 4,
                  barrier = ptx::shared_address(&c.shared.amax_full);
   if (lane % 4 == 0) {
@@ -55,8 +55,7 @@ __device__ __forceinline__ void exchange_amax(Context<Spec>& c, const MathPlace<
   }
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive(barrier);
-  wait_barrier(c, barrier, phase & 1, Role::kMath);
-  ++phase;
+  wait_barrier(c, barrier, phase, Role::kMath);
 #pragma unroll
   for (uint32_t n = 0; n < SharedStorage<Spec>::kRowSharers; ++n) {
     amax[0] = fmaxf(amax[0], all[n][row]);
@@ -68,7 +67,7 @@ __device__ __forceinline__ void exchange_amax(Context<Spec>& c, const MathPlace<
 /// @tparam kSharesRows   with other warpgroups
 template <uint32_t kWaves, bool kSharesRows, class Spec>
 __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPlace<Spec>& place,
-                                                  typename MathTiling<Spec>::Sums& sums, uint32_t& amax_phase) {
+                                                  typename MathTiling<Spec>::Sums& sums, uint32_t amax_phase) {
   using Tiling = MathTiling<Spec>;
   constexpr uint32_t kPairs = Tiling::kWaveN / 16;        // gate/up pairs of 8 columns in a wave
   constexpr uint32_t kOutColumns = Tiling::kColumns / 2;  // of a row in staging
