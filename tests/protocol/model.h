@@ -105,7 +105,7 @@ class ModelRank final : public ModelArithmetic {
     for (uint32_t c = 0; c < config_.calls.size() && !given_up_; ++c) {
       start_call(config_.calls[c][view_.rank]);
       cancelled_ = false;
-      const protocol::Call call{c + 1, kTimeoutNs};
+      const protocol::Call call{c + 1, kTimeoutNs, {}};
       num_busy_ = config_.num_workers;
       started_calls_ = c + 1;
       scheduler_.changed();
@@ -150,7 +150,7 @@ class ModelRank final : public ModelArithmetic {
     for (uint32_t c = 1;; ++c) {
       scheduler_.wait_until("the next call", [&] { return started_calls_ >= c; });
       if (started_calls_ == UINT32_MAX) return;
-      const protocol::Call call{c, kTimeoutNs};
+      const protocol::Call call{c, kTimeoutNs, {}};
       M m(scheduler_, view_, call.epoch, protocol::Role::kMath);
       if (run_worker(m, call, worker) != WaitResult::kReady) given_up_ = true;
       --num_busy_;

@@ -66,7 +66,11 @@ class LayerGroup {
 /// One rank's call: `output` is sized and poisoned.
 ForwardArgs forward_args(const MoeShape& shape, const TestTokens& tokens, std::vector<uint16_t>& output);
 
-/// This rank's experts as the public view.
+/// The tensors of a call or of weights, absent ones too.
+std::vector<TensorView*> views_of(ExpertWeights& weights);
+std::vector<TensorView*> views_of(ForwardArgs& args);
+
+/// This rank's experts as the public view, with the shared ones.
 ExpertWeights rank_weights(const TestWeights& weights, uint32_t rank, uint32_t num_ranks);
 
 /// A configuration with small sizes; tests change what they need.

@@ -150,12 +150,14 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
     return Status{Code::kInvalidArgument,
                   fmt::format("moe_layer.create: block_rows must be 64 or 128 with backend cuda, got {}; 0 chooses",
                               config.block_rows)};
+  if (config.num_shared_experts != 0 || config.routed_scaling != 1.0f || config.num_logical_experts != 0)
+    return Status{Code::kNotSupported,
+                  "moe_layer.create: backend cuda cannot yet run shared experts, routed_scaling or an expert map; use "
+                  "backend cpu"};
   const KernelInstance& chosen = instance != nullptr ? *instance : choose_instance(config, num_ranks);
   backends::BackendPlan plan;
   protocol::WorkspaceSpec& w = plan.workspace;
-  w.shape = config.shape;
-  w.num_ranks = num_ranks;
-  w.max_tokens = config.max_tokens_per_rank;
+  backends::set_shape(config, num_ranks, w);
   w.block_m = chosen.spec.block_m;
   protocol::ScheduleSpec& s = plan.schedule;
   s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;

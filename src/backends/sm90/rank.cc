@@ -234,19 +234,33 @@ Status Sm90Rank::abort_reason(uint64_t abort_word) {
   return backends::abort_status(args_.view, abort_word, record);
 }
 
+void Sm90Rank::raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks) {
+  const uint64_t word = protocol::abort_value(0, args_.view.rank);
+  cudaMemcpyAsync(args_.view.layout.error_record.in(args_.view.own()), &record, sizeof(record), cudaMemcpyHostToDevice,
+                  side_stream_);
+  for (const uint32_t rank : ranks)
+    cudaMemcpyAsync(args_.view.layout.abort_word.in(args_.view.base(rank)), &word, sizeof(word), cudaMemcpyHostToDevice,
+                    side_stream_);
+  cudaStreamSynchronize(side_stream_);
+}
+
 void Sm90Rank::peer_died(uint32_t rank) {
-  // What protocol::report_death leaves, written by the copy engine beside a running kernel.
-  void* own = args_.view.own();
+  // What protocol::report_death leaves, written by the copy engine.
   protocol::ErrorRecord record;
   record.rank = static_cast<uint16_t>(args_.view.rank);
   record.signal = protocol::Signal::kAbort;
   record.missing.insert(rank);
-  record.valid = 1;
-  const uint64_t word = protocol::abort_value(0, args_.view.rank);
-  cudaMemcpyAsync(args_.view.layout.error_record.in(own), &record, sizeof(record), cudaMemcpyHostToDevice,
-                  side_stream_);
-  cudaMemcpyAsync(args_.view.layout.abort_word.in(own), &word, sizeof(word), cudaMemcpyHostToDevice, side_stream_);
-  cudaStreamSynchronize(side_stream_);
+  record.valid = protocol::kRecordGaveUp;
+  raise_abort(record, {args_.view.rank});
+}
+
+void Sm90Rank::turn_away(const protocol::RankSet& late_ranks) {
+  // What protocol::turn_away leaves.
+  protocol::ErrorRecord record;
+  record.rank = static_cast<uint16_t>(args_.view.rank);
+  record.missing = late_ranks;
+  record.valid = protocol::kRecordLeftOut;
+  raise_abort(record, backends::members(late_ranks));
 }
 
 Status Sm90Rank::reset() {

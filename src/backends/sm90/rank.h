@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "backends/backend.h"
 #include "backends/sm90/instance.h"
@@ -29,6 +30,7 @@ class Sm90Rank final : public backends::BackendRank {
   /// enqueue() on the rank's own stream, then finish().
   Status forward(const ForwardArgs& args, const Status& refusal) override;
   void peer_died(uint32_t rank) override;
+  void turn_away(const protocol::RankSet& late_ranks) override;
   bool cut_short() const override { return cut_short_; }
   Status reset() override;
   const ForwardReport& last_report() const override { return report_; }
@@ -52,6 +54,8 @@ class Sm90Rank final : public backends::BackendRank {
   CallTensors call_tensors(const ForwardArgs& args) const;
   Result<const float*> float_scales(const TensorView& scales, float*& converted);
   Status abort_reason(uint64_t abort_word);
+  /// Leaves `record` in this rank's workspace and raises the abort word of `ranks`, beside a running kernel.
+  void raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks);
 
   const KernelInstance& instance_;
   std::shared_ptr<SymmetricMemory> group_;

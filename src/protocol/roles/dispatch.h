@@ -31,6 +31,7 @@ inline Refusal sort_slots(const RankView& view, uint32_t num_tokens, IdAt id_at,
         refusal.token = token;
         refusal.slot = slot;
         refusal.value = id;
+        refusal.limit = num_experts;
         return refusal;
       }
       ++ranges[id].num_rows;
@@ -53,7 +54,7 @@ inline Refusal sort_slots(const RankView& view, uint32_t num_tokens, IdAt id_at,
   return {};
 }
 
-/// Writes counts (or the refusal) into every owner's workspace, then the header.
+/// Writes counts (or the refusal) into every present owner's workspace, then the header.
 /// Order: header is released at system scope, publishing the slot list, the ranges and the refusal; pairs with
 /// wait_headers.
 template <Machine M>
@@ -63,6 +64,7 @@ MEGAMOE_HD void publish_header(M& m, const RankView& view, const Call& call, con
   const bool refused = sort.refusal.kind != RefusalKind::kNone;
   for (uint32_t n = 0; n < view.spec.num_ranks; ++n) {
     const uint32_t owner = nth_source(view.rank, n, view.spec.num_ranks);
+    if (call.absent.contains(owner)) continue;
     if (refused) {
       m.copy(view.map(own.refusal + view.rank, owner), &sort.refusal, sizeof(Refusal));
     } else {
@@ -74,7 +76,7 @@ MEGAMOE_HD void publish_header(M& m, const RankView& view, const Call& call, con
   }
 }
 
-/// Waits until every rank's header of this call is here.
+/// Waits until every present rank's header of this call is here.
 /// @param refused  out: ranks that refuse the call
 template <Machine M>
 MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call, RankSet& refused) {
@@ -84,6 +86,7 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
     return header_epoch(seen) == call.epoch;
   };
   for (uint32_t source = 0; source < view.spec.num_ranks; ++source) {
+    if (call.absent.contains(source)) continue;
     const WaitSite site{Signal::kHeader, Role::kDispatch, 0, source, header_value(call.epoch, 0)};
     const WaitResult result = wait_for(
         m, view, call, site, [&](uint64_t& seen) { return arrived(source, seen); },
@@ -96,12 +99,24 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
   return WaitResult::kReady;
 }
 
+/// What is left in this bank from a call in which ranks were still present, made the ranges of ranks that send nothing.
+inline MEGAMOE_HD void clear_absent_ranges(const RankView& view, const Call& call) {
+  if (call.absent.empty()) return;
+  const Banks own(view, call.bank());
+  const uint32_t local = view.spec.local_experts();
+  for (uint32_t source = 0; source < view.spec.num_ranks; ++source) {
+    if (!call.absent.contains(source)) continue;
+    for (uint32_t expert = 0; expert < local; ++expert) own.slot_ranges[uint64_t{source} * local + expert] = {0, 0};
+  }
+}
+
 /// Computes the pool plan of this call and lets the other roles read it.
 /// Order: plan_ready is released at rank scope; pairs with wait_plan in roles/tiles.h.
 template <Machine M>
 MEGAMOE_HD void publish_plan(M& m, const RankView& view, const Call& call) {
   const Banks own(view, call.bank());
   void* base = view.own();
+  clear_absent_ranges(view, call);
   make_pool_plan(own.slot_ranges, view.rank, view.spec.num_ranks, view.spec.local_experts(), view.spec.block_m,
                  {view.layout.expert_first_block.in(base), view.layout.expert_num_rows.in(base),
                   view.layout.source_first_row.in(base)});

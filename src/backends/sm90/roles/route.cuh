@@ -180,6 +180,7 @@ __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScr
     to->token = refusal.token;
     to->slot = refusal.slot;
     to->value = refusal.value;
+    to->limit = view.spec.shape.num_experts;
     for (uint32_t i = 0; i < sizeof(refusal.text); ++i) to->text[i] = c.args.refusal.text[i];
   }
   __syncthreads();
