@@ -150,10 +150,6 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
     return Status{Code::kInvalidArgument,
                   fmt::format("moe_layer.create: block_rows must be 64 or 128 with backend cuda, got {}; 0 chooses",
                               config.block_rows)};
-  if (config.num_shared_experts != 0 || config.routed_scaling != 1.0f || config.num_logical_experts != 0)
-    return Status{Code::kNotSupported,
-                  "moe_layer.create: backend cuda cannot yet run shared experts, routed_scaling or an expert map; use "
-                  "backend cpu"};
   const KernelInstance& chosen = instance != nullptr ? *instance : choose_instance(config, num_ranks);
   backends::BackendPlan plan;
   protocol::WorkspaceSpec& w = plan.workspace;

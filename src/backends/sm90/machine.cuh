@@ -197,9 +197,10 @@ __device__ __forceinline__ void report_failure(Context<Spec>& c) {
   record.missing.words[0] = f.missing[0];
   record.missing.words[1] = f.missing[1];
   record.waited_ns = f.waited_ns;
-  record.valid = 1;
+  record.valid = protocol::kRecordGaveUp;
   for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer)
-    ptx::store_release_sys(c.peer(c.layout().abort_word, peer), protocol::abort_value(c.epoch(), view.rank));
+    if (!c.args.rules.absent.contains(peer))
+      ptx::store_release_sys(c.peer(c.layout().abort_word, peer), protocol::abort_value(c.epoch(), view.rank));
 }
 
 /// Marks a rank as owing the signal of this CTA's failure.

@@ -7,10 +7,35 @@
 
 namespace megamoe::sm90 {
 
+/// As the caller has it.
 __device__ __forceinline__ int64_t topk_id(const CallTensors& t, uint32_t token, uint32_t slot) {
   const uint64_t at = token * t.id_token_stride + slot * t.id_slot_stride;
   return t.ids_are_64_bit ? static_cast<const int64_t*>(t.topk_ids)[at]
                           : int64_t{static_cast<const int32_t*>(t.topk_ids)[at]};
+}
+
+__device__ __forceinline__ float topk_weight(const CallTensors& t, uint32_t token, uint32_t slot) {
+  return t.topk_weights[token * t.weight_token_stride + slot * t.weight_slot_stride];
+}
+
+/// Where a slot goes: the expert as the protocol counts, kMaskedSlot or kBadSlot.
+template <class Spec>
+__device__ __forceinline__ int32_t slot_expert(Context<Spec>& c, uint32_t token, uint32_t slot) {
+  const CallTensors& t = c.args.tensors;
+  const protocol::SlotRules& rules = c.args.rules;
+  if (!c.args.rules_are_plain)
+    return protocol::slot_expert(rules, token, slot, [&](uint32_t of, uint32_t at) { return topk_id(t, of, at); });
+  const int64_t id = topk_id(t, token, slot);
+  return id >= -1 && id < int64_t{rules.num_ids} ? static_cast<int32_t>(id) : protocol::kBadSlot;
+}
+
+template <class Spec>
+__device__ __forceinline__ float slot_weight(Context<Spec>& c, uint32_t token, uint32_t slot) {
+  const CallTensors& t = c.args.tensors;
+  if (c.args.rules_are_plain) return topk_weight(t, token, slot);
+  return protocol::slot_weight(
+      c.args.rules, token, slot, [&](uint32_t of, uint32_t at) { return topk_id(t, of, at); },
+      [&](uint32_t of, uint32_t at) { return topk_weight(t, of, at); });
 }
 
 /// Turns counts[0 .. n) into their exclusive sums in first[0 .. n); returns the total. By one warp.
@@ -42,21 +67,30 @@ __device__ __forceinline__ uint32_t num_sorting_ctas(uint32_t num_slots) {
   return core::max(1u, core::min(core::ceil_div(num_slots, kSlotsPerCta), gridDim.x));
 }
 
-/// Visits this CTA's slots, several loads in flight per thread: visit(slot index, id).
-template <class Visit>
-__device__ __forceinline__ void for_each_slot(const CallTensors& t, uint32_t top_k, const SlotPart& part, Visit visit) {
+/// Visits this CTA's slots that are not masked, several loads in flight per thread: visit(slot index, expert).
+template <class Spec, class Visit>
+__device__ __forceinline__ void for_each_slot(Context<Spec>& c, const SlotPart& part, Visit visit) {
   constexpr uint32_t kUnroll = 4;
+  const uint32_t top_k = c.view().spec.shape.top_k;
   for (uint32_t base = part.begin + threadIdx.x; base < part.end; base += kUnroll * blockDim.x) {
-    int64_t ids[kUnroll];
+    int32_t experts[kUnroll];
 #pragma unroll
     for (uint32_t i = 0; i < kUnroll; ++i) {
       const uint32_t at = base + i * blockDim.x;
-      ids[i] = at < part.end ? topk_id(t, at / top_k, at % top_k) : -1;
+      experts[i] = at < part.end ? slot_expert(c, at / top_k, at % top_k) : protocol::kMaskedSlot;
     }
 #pragma unroll
     for (uint32_t i = 0; i < kUnroll; ++i)
-      if (ids[i] != -1) visit(base + i * blockDim.x, ids[i]);
+      if (experts[i] != protocol::kMaskedSlot) visit(base + i * blockDim.x, experts[i]);
   }
+}
+
+/// Notes the first entry of the expert map that is neither -1 nor an expert.
+__device__ __forceinline__ void check_map(const protocol::SlotRules& rules, RouteScratch& scratch) {
+  if (rules.expert_map == nullptr) return;
+  for (uint32_t at = threadIdx.x; at < rules.num_ids * rules.max_copies; at += blockDim.x)
+    if (!rules.is_map_value(rules.map_entry(at / rules.max_copies, at % rules.max_copies)))
+      atomicMax(&scratch.first_bad_map, UINT32_MAX - at);
 }
 
 /// Counts the slots of each expert into scratch.counts; notes the first id that is neither -1 nor an expert.
@@ -64,11 +98,12 @@ template <class Spec>
 __device__ __forceinline__ void count_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
   const uint32_t num_experts = c.view().spec.shape.num_experts;
   for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x) scratch.counts[expert] = 0;
-  if (threadIdx.x == 0) scratch.first_bad = 0;
+  if (threadIdx.x == 0) scratch.first_bad = scratch.first_bad_map = 0;
   __syncthreads();
-  for_each_slot(c.args.tensors, c.view().spec.shape.top_k, part, [&](uint32_t slot, int64_t id) {
-    if (id >= 0 && id < int64_t{num_experts}) {
-      atomicAdd(&scratch.counts[id], 1u);
+  if (blockIdx.x == 0) check_map(c.args.rules, scratch);
+  for_each_slot(c, part, [&](uint32_t slot, int32_t expert) {
+    if (expert >= 0) {
+      atomicAdd(&scratch.counts[expert], 1u);
     } else {
       atomicMax(&scratch.first_bad, UINT32_MAX - slot);
     }
@@ -117,7 +152,6 @@ __device__ __forceinline__ void share_counts(Context<Spec>& c, RouteScratch& scr
 /// depends.
 template <class Spec>
 __device__ __forceinline__ void place_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
-  const CallTensors& t = c.args.tensors;
   const uint32_t num_experts = c.view().spec.shape.num_experts, top_k = c.view().spec.shape.top_k;
   if (c.warp() == 0) exclusive_sums(scratch.counts, scratch.first, num_experts, c.lane());
   __syncthreads();
@@ -125,9 +159,9 @@ __device__ __forceinline__ void place_slots(Context<Spec>& c, RouteScratch& scra
     scratch.next[expert] += scratch.first[expert];
   __syncthreads();
   protocol::SlotEntry* list = c.own(c.layout().slot_list);
-  for_each_slot(t, top_k, part, [&](uint32_t slot, int64_t id) {
-    const float weight = t.topk_weights[slot / top_k * t.weight_token_stride + slot % top_k * t.weight_slot_stride];
-    list[atomicAdd(&scratch.next[id], 1u)] = {slot, weight};
+  for_each_slot(c, part, [&](uint32_t slot, int32_t expert) {
+    const float weight = slot_weight(c, slot / top_k, slot % top_k);
+    list[atomicAdd(&scratch.next[expert], 1u)] = {slot, weight};
   });
 }
 
@@ -145,7 +179,7 @@ __device__ __forceinline__ bool sort_slots(Context<Spec>& c, RouteScratch& scrat
     for (uint32_t expert = threadIdx.x; expert < c.view().spec.shape.num_experts; expert += blockDim.x)
       scratch.next[expert] = 0;
   }
-  if (scratch.first_bad != 0 || has_failed(c.shared)) return true;
+  if (scratch.first_bad != 0 || scratch.first_bad_map != 0 || has_failed(c.shared)) return true;
   place_slots(c, scratch, part);
   if (num_ctas > 1) {
     SortState& state = c.args.grid_state->sort[c.bank()];
@@ -155,51 +189,67 @@ __device__ __forceinline__ bool sort_slots(Context<Spec>& c, RouteScratch& scrat
   return false;
 }
 
+/// Why this rank refuses: what the host found, else the map, else the ids.
+template <class Spec>
+__device__ __forceinline__ void write_refusal(Context<Spec>& c, const RouteScratch& scratch, protocol::Refusal* to) {
+  const protocol::SlotRules& rules = c.args.rules;
+  const protocol::Refusal& found = c.args.refusal;
+  to->kind = found.kind;
+  to->code = found.code;
+  for (uint32_t i = 0; i < sizeof(found.text); ++i) to->text[i] = found.text[i];
+  if (found.kind != protocol::RefusalKind::kNone) return;
+  if (scratch.first_bad_map != 0) {
+    const uint32_t at = UINT32_MAX - scratch.first_bad_map;
+    to->kind = protocol::RefusalKind::kMapOutOfRange;
+    to->token = at / rules.max_copies;
+    to->slot = at % rules.max_copies;
+    to->value = rules.map_entry(to->token, to->slot);
+    to->limit = rules.num_physical;
+  } else {
+    const uint32_t at = UINT32_MAX - scratch.first_bad, top_k = c.view().spec.shape.top_k;
+    to->kind = protocol::RefusalKind::kIdOutOfRange;
+    to->token = at / top_k;
+    to->slot = at % top_k;
+    to->value = topk_id(c.args.tensors, at / top_k, at % top_k);
+    to->limit = rules.num_ids;
+  }
+}
+
 /// Order: each header is released at system scope after the slot list, the ranges and the refusal (all threads' writes,
 /// through the CTA barrier); pairs with wait_headers of every owner.
 template <class Spec>
 __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScratch& scratch, bool refused) {
   const protocol::RankView& view = c.view();
+  const protocol::RankSet& absent = c.args.rules.absent;
   const uint32_t local = view.spec.local_experts();
+  const bool tells_rank = threadIdx.x < view.spec.num_ranks && !absent.contains(threadIdx.x);
   if (!refused) {
     for (uint32_t expert = threadIdx.x; expert < view.spec.shape.num_experts; expert += blockDim.x)
-      c.peer_bank(c.layout().slot_ranges, expert / local)[uint64_t{view.rank} * local + expert % local] = {
-          scratch.counts[expert], scratch.first[expert]};
-  } else if (threadIdx.x < view.spec.num_ranks) {
-    protocol::Refusal refusal = c.args.refusal;
-    if (refusal.kind == protocol::RefusalKind::kNone) {
-      refusal.kind = protocol::RefusalKind::kIdOutOfRange;
-      const uint32_t first_bad = UINT32_MAX - scratch.first_bad;
-      refusal.token = first_bad / view.spec.shape.top_k;
-      refusal.slot = first_bad % view.spec.shape.top_k;
-      refusal.value = topk_id(c.args.tensors, refusal.token, refusal.slot);
-    }
-    protocol::Refusal* to = c.peer_bank(c.layout().refusal, threadIdx.x) + view.rank;
-    to->kind = refusal.kind;
-    to->code = refusal.code;
-    to->token = refusal.token;
-    to->slot = refusal.slot;
-    to->value = refusal.value;
-    to->limit = view.spec.shape.num_experts;
-    for (uint32_t i = 0; i < sizeof(refusal.text); ++i) to->text[i] = c.args.refusal.text[i];
+      if (!absent.contains(expert / local))
+        c.peer_bank(c.layout().slot_ranges, expert / local)[uint64_t{view.rank} * local + expert % local] = {
+            scratch.counts[expert], scratch.first[expert]};
+  } else if (tells_rank) {
+    write_refusal(c, scratch, c.peer_bank(c.layout().refusal, threadIdx.x) + view.rank);
   }
   __syncthreads();
   const uint64_t flags = (refused ? protocol::kHeaderRefused : 0) |
                          (c.args.tensors.source == TokenSource::kReadInPlace ? protocol::kHeaderInputReady : 0);
-  if (threadIdx.x < view.spec.num_ranks)
+  if (tells_rank)
     ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank,
                            protocol::header_value(c.epoch(), flags));
 }
 
-/// One lane a source. Returns false where a header did not come; `refused` is the set of ranks that refuse the call.
+/// Of all present ranks, one lane a source. Returns false where a header did not come; `refused` is the set of ranks
+/// that refuse the call.
 template <class Spec>
 __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused_words) {
   const uint32_t num_ranks = c.view().spec.num_ranks;
+  const protocol::RankSet& absent = c.args.rules.absent;
   for (uint32_t base = 0; base < num_ranks; base += 32) {
     const uint32_t source = base + c.lane();
     uint64_t header = 0;
     const auto arrived = [&](uint64_t& seen) {
-      if (source >= num_ranks) return true;
+      if (source >= num_ranks || absent.contains(source)) return true;
       seen = header = ptx::load_acquire_sys(c.own_bank(c.layout().header) + source);
       return protocol::header_epoch(header) == c.epoch();
     };
@@ -207,7 +257,8 @@ __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused
     if (!wait_warp(c, site, arrived)) {
       // Every header that is still owed is named, not only the one whose lane gave up first.
       for (uint32_t other = c.lane(); other < num_ranks; other += 32)
-        if (protocol::header_epoch(ptx::load_acquire_sys(c.own_bank(c.layout().header) + other)) != c.epoch())
+        if (!absent.contains(other) &&
+            protocol::header_epoch(ptx::load_acquire_sys(c.own_bank(c.layout().header) + other)) != c.epoch())
           blame(c.shared, other);
       return false;
     }
@@ -217,7 +268,17 @@ __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused
   return true;
 }
 
-/// The pool plan of this call: the same numbers as protocol::make_pool_plan, one thread an expert.
+/// cumulative_recv_counts[expert] += rows.
+__device__ __forceinline__ void count_received(const CallTensors& t, uint32_t expert, uint32_t rows) {
+  if (t.recv_counts_are_64_bit) {
+    static_cast<int64_t*>(t.recv_counts)[expert] += rows;
+  } else {
+    static_cast<int32_t*>(t.recv_counts)[expert] += static_cast<int32_t>(rows);
+  }
+}
+
+/// The pool plan of this call: the same numbers as protocol::clear_absent_ranges and make_pool_plan, one thread an
+/// expert.
 /// Order: plan_ready is released at rank scope; pairs with wait_plan.
 template <class Spec>
 __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scratch) {
@@ -229,11 +290,16 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
   for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x) {
     uint32_t rows = 0;
     for (uint32_t n = 0; n < num_ranks && !refused; ++n) {
-      const uint64_t cell = uint64_t{protocol::nth_source(view.rank, n, num_ranks)} * local + expert;
+      const uint32_t source = protocol::nth_source(view.rank, n, num_ranks);
+      const uint64_t cell = uint64_t{source} * local + expert;
+      protocol::SlotRange* range = c.own_bank(c.layout().slot_ranges) + cell;
+      if (c.args.rules.absent.contains(source)) *range = {0, 0};
       first_row[cell] = rows;
-      rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
+      rows += __ldcg(&range->num_rows);
     }
     num_rows[expert] = rows;
+    if (c.args.tensors.recv_counts != nullptr && !refused && expert < c.args.rules.routed_local)
+      count_received(c.args.tensors, expert, rows);
     scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
   }
   __syncthreads();
