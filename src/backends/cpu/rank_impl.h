@@ -191,6 +191,7 @@ WaitResult CpuRank<M>::run_dispatch(M& m, const protocol::Call& call, const prot
     m.template store_release<protocol::Signal::kPlanReady>(view_.layout.plan_ready.in(view_.own()), call.epoch);
     return result;
   }
+  protocol::clear_absent_ranges(view_, call);
   protocol::publish_plan(m, view_, call);
   count_received(inputs_.args->cumulative_recv_counts);
   const uint64_t pull_start_ns = m.now_ns();

@@ -99,7 +99,8 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
   return WaitResult::kReady;
 }
 
-/// What is left in this bank from a call in which ranks were still present, made the ranges of ranks that send nothing.
+/// Makes of what absent ranks left in this bank, when they were still present, ranges of ranks that send nothing. Before
+/// publish_plan; everything after it goes by the ranges alone.
 inline MEGAMOE_HD void clear_absent_ranges(const RankView& view, const Call& call) {
   if (call.absent.empty()) return;
   const Banks own(view, call.bank());
@@ -116,7 +117,6 @@ template <Machine M>
 MEGAMOE_HD void publish_plan(M& m, const RankView& view, const Call& call) {
   const Banks own(view, call.bank());
   void* base = view.own();
-  clear_absent_ranges(view, call);
   make_pool_plan(own.slot_ranges, view.rank, view.spec.num_ranks, view.spec.local_experts(), view.spec.block_m,
                  {view.layout.expert_first_block.in(base), view.layout.expert_num_rows.in(base),
                   view.layout.source_first_row.in(base)});
