@@ -160,6 +160,27 @@ std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& token
 
 std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens,
                                             const std::function<void(uint32_t, ForwardArgs&)>& adjust) {
+  return forward(tokens, adjust, std::vector<bool>(num_ranks_, true));
+}
+
+std::vector<RankOutput> LayerGroup::forward_without(const std::vector<uint32_t>& left_out,
+                                                    const std::vector<TestTokens>& tokens,
+                                                    const std::function<void(uint32_t, ForwardArgs&)>& adjust) {
+  std::vector<bool> takes_part(num_ranks_, true);
+  for (const uint32_t rank : left_out) takes_part[rank] = false;
+  return forward(
+      tokens,
+      [&](uint32_t rank, ForwardArgs& args) {
+        for (uint32_t other = 0; other < num_ranks_; ++other)
+          if (takes_part[other]) args.active_ranks[other / 64] |= uint64_t{1} << other % 64;
+        if (adjust) adjust(rank, args);
+      },
+      takes_part);
+}
+
+std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens,
+                                            const std::function<void(uint32_t, ForwardArgs&)>& adjust,
+                                            const std::vector<bool>& takes_part) {
   std::vector<RankOutput> outputs(num_ranks_, empty_output());
   std::vector<api::TensorStore> stores = make_stores(config_.backend, num_ranks_).value();
   std::barrier placed(num_ranks_);
@@ -169,6 +190,7 @@ std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& token
     adjust(rank, call);
     if (ready.ok()) ready = place_args(stores[rank], call);
     if (config_.backend == "cuda") placed.arrive_and_wait();  // nothing is allocated beside a kernel that waits
+    if (!takes_part[rank]) return Status{};
     if (!ready.ok()) return ready;
     const Status status = layers_[rank]->forward(call);
     ready = stores[rank].fetch(call.output);
