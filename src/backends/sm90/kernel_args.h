@@ -35,6 +35,9 @@ struct CallTensors {
   TokenSource source = TokenSource::kQuantizeBf16;
   bool scales_are_ue8m0 = false;
   bool ids_are_64_bit = false;
+  // What of SlotRules a call without extras needs, close to what it reads anyway.
+  bool is_plain = true;         ///< Ids and weights of the caller are taken as they are, and all ranks are present.
+  uint32_t num_ids = 0;         ///< SlotRules::num_ids.
   void* recv_counts = nullptr;  // [routed local experts] int32 or int64, added to; null: none
   bool recv_counts_are_64_bit = false;
 };
@@ -110,7 +113,6 @@ struct KernelArgs {
   protocol::RankView view;
   CallTensors tensors;
   protocol::SlotRules rules;
-  bool rules_are_plain = true;  ///< Ids and weights of the caller are taken as they are.
   WeightScales weight_scales;
   protocol::Refusal refusal;  ///< Found by the host; kind kNone where there is none.
   GridState* grid_state = nullptr;

@@ -189,7 +189,8 @@ Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStr
   call.refusal = backends::make_refusal(own);
   if (own.ok()) call.tensors = call_tensors(args);
   call.rules = backends::slot_rules(config_, args_.view, args);
-  call.rules_are_plain = !call.rules.changes_ids() && call.rules.routed_scaling == 1.0f;
+  call.tensors.is_plain = !call.rules.changes_ids() && call.rules.routed_scaling == 1.0f;
+  call.tensors.num_ids = call.rules.num_ids;
   call.gathers_rows = instance_.spec.gathers_rows && args_.view.spec.num_ranks == 1 && !call.tensors.scales_are_ue8m0 &&
                       call.tensors.num_tokens <= kMaxGatheredTokens;
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;

@@ -19,20 +19,23 @@ __device__ __forceinline__ float topk_weight(const CallTensors& t, uint32_t toke
 }
 
 /// Where a slot goes: the expert as the protocol counts, kMaskedSlot or kBadSlot.
-template <class Spec>
+/// @tparam kPlain  the call has no rules of its own (CallTensors::is_plain)
+template <bool kPlain, class Spec>
 __device__ __forceinline__ int32_t slot_expert(Context<Spec>& c, uint32_t token, uint32_t slot) {
   const CallTensors& t = c.args.tensors;
-  const protocol::SlotRules& rules = c.args.rules;
-  if (!c.args.rules_are_plain)
-    return protocol::slot_expert(rules, token, slot, [&](uint32_t of, uint32_t at) { return topk_id(t, of, at); });
-  const int64_t id = topk_id(t, token, slot);
-  return id >= -1 && id < int64_t{rules.num_ids} ? static_cast<int32_t>(id) : protocol::kBadSlot;
+  if constexpr (!kPlain) {
+    return protocol::slot_expert(c.args.rules, token, slot,
+                                 [&](uint32_t of, uint32_t at) { return topk_id(t, of, at); });
+  } else {
+    const int64_t id = topk_id(t, token, slot);
+    return id >= -1 && id < int64_t{t.num_ids} ? static_cast<int32_t>(id) : protocol::kBadSlot;
+  }
 }
 
-template <class Spec>
+template <bool kPlain, class Spec>
 __device__ __forceinline__ float slot_weight(Context<Spec>& c, uint32_t token, uint32_t slot) {
   const CallTensors& t = c.args.tensors;
-  if (c.args.rules_are_plain) return topk_weight(t, token, slot);
+  if constexpr (kPlain) return topk_weight(t, token, slot);
   return protocol::slot_weight(
       c.args.rules, token, slot, [&](uint32_t of, uint32_t at) { return topk_id(t, of, at); },
       [&](uint32_t of, uint32_t at) { return topk_weight(t, of, at); });
@@ -68,16 +71,16 @@ __device__ __forceinline__ uint32_t num_sorting_ctas(uint32_t num_slots) {
 }
 
 /// Visits this CTA's slots that are not masked, several loads in flight per thread: visit(slot index, expert).
-template <class Spec, class Visit>
+template <bool kPlain, class Spec, class Visit>
 __device__ __forceinline__ void for_each_slot(Context<Spec>& c, const SlotPart& part, Visit visit) {
-  constexpr uint32_t kUnroll = 4;
+  constexpr uint32_t kUnroll = kPlain ? 4 : 1;
   const uint32_t top_k = c.view().spec.shape.top_k;
   for (uint32_t base = part.begin + threadIdx.x; base < part.end; base += kUnroll * blockDim.x) {
     int32_t experts[kUnroll];
 #pragma unroll
     for (uint32_t i = 0; i < kUnroll; ++i) {
       const uint32_t at = base + i * blockDim.x;
-      experts[i] = at < part.end ? slot_expert(c, at / top_k, at % top_k) : protocol::kMaskedSlot;
+      experts[i] = at < part.end ? slot_expert<kPlain>(c, at / top_k, at % top_k) : protocol::kMaskedSlot;
     }
 #pragma unroll
     for (uint32_t i = 0; i < kUnroll; ++i)
@@ -94,14 +97,14 @@ __device__ __forceinline__ void check_map(const protocol::SlotRules& rules, Rout
 }
 
 /// Counts the slots of each expert into scratch.counts; notes the first id that is neither -1 nor an expert.
-template <class Spec>
+template <bool kPlain, class Spec>
 __device__ __forceinline__ void count_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
   const uint32_t num_experts = c.view().spec.shape.num_experts;
   for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x) scratch.counts[expert] = 0;
   if (threadIdx.x == 0) scratch.first_bad = scratch.first_bad_map = 0;
   __syncthreads();
-  if (blockIdx.x == 0) check_map(c.args.rules, scratch);
-  for_each_slot(c, part, [&](uint32_t slot, int32_t expert) {
+  if (!kPlain && blockIdx.x == 0) check_map(c.args.rules, scratch);
+  for_each_slot<kPlain>(c, part, [&](uint32_t slot, int32_t expert) {
     if (expert >= 0) {
       atomicAdd(&scratch.counts[expert], 1u);
     } else {
@@ -150,7 +153,7 @@ __device__ __forceinline__ void share_counts(Context<Spec>& c, RouteScratch& scr
 
 /// Writes this CTA's part of the slot list: by expert; the order inside an expert is any order, on which no result
 /// depends.
-template <class Spec>
+template <bool kPlain, class Spec>
 __device__ __forceinline__ void place_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
   const uint32_t num_experts = c.view().spec.shape.num_experts, top_k = c.view().spec.shape.top_k;
   if (c.warp() == 0) exclusive_sums(scratch.counts, scratch.first, num_experts, c.lane());
@@ -159,20 +162,20 @@ __device__ __forceinline__ void place_slots(Context<Spec>& c, RouteScratch& scra
     scratch.next[expert] += scratch.first[expert];
   __syncthreads();
   protocol::SlotEntry* list = c.own(c.layout().slot_list);
-  for_each_slot(c, part, [&](uint32_t slot, int32_t expert) {
-    const float weight = slot_weight(c, slot / top_k, slot % top_k);
+  for_each_slot<kPlain>(c, part, [&](uint32_t slot, int32_t expert) {
+    const float weight = slot_weight<kPlain>(c, slot / top_k, slot % top_k);
     list[atomicAdd(&scratch.next[expert], 1u)] = {slot, weight};
   });
 }
 
 /// Sorts this CTA's part of the slots. Returns whether this rank refuses the call.
-template <class Spec>
+template <bool kPlain, class Spec>
 __device__ __forceinline__ bool sort_slots(Context<Spec>& c, RouteScratch& scratch, uint32_t num_ctas) {
   const uint32_t num_slots = c.args.tensors.num_tokens * c.view().spec.shape.top_k;
   const uint32_t size = core::ceil_div(num_slots, num_ctas);
   const uint32_t begin = core::min(blockIdx.x * size, num_slots);
   const SlotPart part{begin, core::min(begin + size, num_slots)};
-  count_slots(c, scratch, part);
+  count_slots<kPlain>(c, scratch, part);
   if (num_ctas > 1) {
     share_counts(c, scratch, num_ctas);
   } else {
@@ -180,7 +183,7 @@ __device__ __forceinline__ bool sort_slots(Context<Spec>& c, RouteScratch& scrat
       scratch.next[expert] = 0;
   }
   if (scratch.first_bad != 0 || scratch.first_bad_map != 0 || has_failed(c.shared)) return true;
-  place_slots(c, scratch, part);
+  place_slots<kPlain>(c, scratch, part);
   if (num_ctas > 1) {
     SortState& state = c.args.grid_state->sort[c.bank()];
     meet(&state.ctas_placed);
@@ -220,12 +223,11 @@ __device__ __forceinline__ void write_refusal(Context<Spec>& c, const RouteScrat
 template <class Spec>
 __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScratch& scratch, bool refused) {
   const protocol::RankView& view = c.view();
-  const protocol::RankSet& absent = c.args.rules.absent;
   const uint32_t local = view.spec.local_experts();
-  const bool tells_rank = threadIdx.x < view.spec.num_ranks && !absent.contains(threadIdx.x);
+  const bool tells_rank = threadIdx.x < view.spec.num_ranks && !c.is_absent(threadIdx.x);
   if (!refused) {
     for (uint32_t expert = threadIdx.x; expert < view.spec.shape.num_experts; expert += blockDim.x)
-      if (!absent.contains(expert / local))
+      if (!c.is_absent(expert / local))
         c.peer_bank(c.layout().slot_ranges, expert / local)[uint64_t{view.rank} * local + expert % local] = {
             scratch.counts[expert], scratch.first[expert]};
   } else if (tells_rank) {
@@ -244,12 +246,11 @@ __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScr
 template <class Spec>
 __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused_words) {
   const uint32_t num_ranks = c.view().spec.num_ranks;
-  const protocol::RankSet& absent = c.args.rules.absent;
   for (uint32_t base = 0; base < num_ranks; base += 32) {
     const uint32_t source = base + c.lane();
     uint64_t header = 0;
     const auto arrived = [&](uint64_t& seen) {
-      if (source >= num_ranks || absent.contains(source)) return true;
+      if (source >= num_ranks || c.is_absent(source)) return true;
       seen = header = ptx::load_acquire_sys(c.own_bank(c.layout().header) + source);
       return protocol::header_epoch(header) == c.epoch();
     };
@@ -257,7 +258,7 @@ __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused
     if (!wait_warp(c, site, arrived)) {
       // Every header that is still owed is named, not only the one whose lane gave up first.
       for (uint32_t other = c.lane(); other < num_ranks; other += 32)
-        if (!absent.contains(other) &&
+        if (!c.is_absent(other) &&
             protocol::header_epoch(ptx::load_acquire_sys(c.own_bank(c.layout().header) + other)) != c.epoch())
           blame(c.shared, other);
       return false;
@@ -277,8 +278,18 @@ __device__ __forceinline__ void count_received(const CallTensors& t, uint32_t ex
   }
 }
 
-/// The pool plan of this call: the same numbers as protocol::clear_absent_ranges and make_pool_plan, one thread an
-/// expert.
+/// As protocol::clear_absent_ranges; each thread clears what it reads in publish_plan.
+template <class Spec>
+__device__ __forceinline__ void clear_absent_ranges(Context<Spec>& c) {
+  const uint32_t local = c.view().spec.local_experts();
+  for (uint32_t source = 0; source < c.view().spec.num_ranks; ++source) {
+    if (!c.is_absent(source)) continue;
+    for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x)
+      c.own_bank(c.layout().slot_ranges)[uint64_t{source} * local + expert] = {0, 0};
+  }
+}
+
+/// The pool plan of this call: the same numbers as protocol::make_pool_plan, one thread an expert.
 /// Order: plan_ready is released at rank scope; pairs with wait_plan.
 template <class Spec>
 __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scratch) {
@@ -287,18 +298,17 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
   const bool refused = (scratch.refused_words[0] | scratch.refused_words[1] | scratch.refused_words[2]) != 0;
   uint32_t* num_rows = c.own(c.layout().expert_num_rows);
   uint32_t* first_row = c.own(c.layout().source_first_row);
+  if (__builtin_expect(!c.args.tensors.is_plain, false)) clear_absent_ranges(c);
   for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x) {
     uint32_t rows = 0;
     for (uint32_t n = 0; n < num_ranks && !refused; ++n) {
-      const uint32_t source = protocol::nth_source(view.rank, n, num_ranks);
-      const uint64_t cell = uint64_t{source} * local + expert;
-      protocol::SlotRange* range = c.own_bank(c.layout().slot_ranges) + cell;
-      if (c.args.rules.absent.contains(source)) *range = {0, 0};
+      const uint64_t cell = uint64_t{protocol::nth_source(view.rank, n, num_ranks)} * local + expert;
       first_row[cell] = rows;
-      rows += __ldcg(&range->num_rows);
+      rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
     }
     num_rows[expert] = rows;
-    if (c.args.tensors.recv_counts != nullptr && !refused && expert < c.args.rules.routed_local)
+    if (__builtin_expect(c.args.tensors.recv_counts != nullptr, false) && !refused &&
+        expert < c.args.rules.routed_local)
       count_received(c.args.tensors, expert, rows);
     scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
   }
@@ -325,7 +335,14 @@ __device__ __forceinline__ void route(Context<Spec>& c) {
   if (blockIdx.x >= num_ctas) return;
   RouteScratch& scratch = c.shared.route_scratch();
   bool refused = c.args.refusal.kind != protocol::RefusalKind::kNone;
-  if (!refused) refused = sort_slots(c, scratch, num_ctas);
+  if (!refused) {
+    // Two copies of the code: what a plain call runs, it fetches in one piece.
+    if (__builtin_expect(c.args.tensors.is_plain, true)) {
+      refused = sort_slots<true>(c, scratch, num_ctas);
+    } else {
+      refused = sort_slots<false>(c, scratch, num_ctas);
+    }
+  }
   if (blockIdx.x == 0 && !has_failed(c.shared)) {
     publish_headers(c, scratch, refused);
     if (c.warp() == 0) {
