@@ -269,12 +269,19 @@ __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused
   return true;
 }
 
-/// cumulative_recv_counts[expert] += rows.
-__device__ __forceinline__ void count_received(const CallTensors& t, uint32_t expert, uint32_t rows) {
-  if (t.recv_counts_are_64_bit) {
-    static_cast<int64_t*>(t.recv_counts)[expert] += rows;
-  } else {
-    static_cast<int32_t*>(t.recv_counts)[expert] += static_cast<int32_t>(rows);
+/// Adds what this call's plan says to cumulative_recv_counts; each thread reads what it wrote in publish_plan.
+template <class Spec>
+__device__ __forceinline__ void count_received(Context<Spec>& c) {
+  const CallTensors& t = c.args.tensors;
+  const uint32_t* num_rows = c.own(c.layout().expert_num_rows);
+#pragma unroll 1
+  for (uint32_t expert = threadIdx.x; expert < c.args.rules.routed_local; expert += blockDim.x) {
+    const uint32_t rows = num_rows[expert];
+    if (t.recv_counts_are_64_bit) {
+      static_cast<int64_t*>(t.recv_counts)[expert] += rows;
+    } else {
+      static_cast<int32_t*>(t.recv_counts)[expert] += static_cast<int32_t>(rows);
+    }
   }
 }
 
@@ -282,8 +289,10 @@ __device__ __forceinline__ void count_received(const CallTensors& t, uint32_t ex
 template <class Spec>
 __device__ __forceinline__ void clear_absent_ranges(Context<Spec>& c) {
   const uint32_t local = c.view().spec.local_experts();
+#pragma unroll 1
   for (uint32_t source = 0; source < c.view().spec.num_ranks; ++source) {
     if (!c.is_absent(source)) continue;
+#pragma unroll 1
     for (uint32_t expert = threadIdx.x; expert < local; expert += blockDim.x)
       c.own_bank(c.layout().slot_ranges)[uint64_t{source} * local + expert] = {0, 0};
   }
@@ -307,11 +316,9 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
       rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
     }
     num_rows[expert] = rows;
-    if (__builtin_expect(c.args.tensors.recv_counts != nullptr, false) && !refused &&
-        expert < c.args.rules.routed_local)
-      count_received(c.args.tensors, expert, rows);
     scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
   }
+  if (__builtin_expect(c.args.tensors.recv_counts != nullptr, false) && !refused) count_received(c);
   __syncthreads();
   if (c.warp() == 0) {
     uint32_t* first_block = c.own(c.layout().expert_first_block);
