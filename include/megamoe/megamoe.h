@@ -86,6 +86,10 @@ typedef struct megamoe_layer_config {
   uint32_t num_threads;         /* CPU workers of this rank; 0 chooses */
   uint64_t timeout_ns;          /* of every wait for another rank; 0: 300 s */
   const char* backend;          /* "auto", "cpu", "cuda"; null: "auto" */
+  uint32_t num_shared_experts;  /* m of size I, the same on every rank; E + m * ranks <= 1,024, K + m <= 32 */
+  float routed_scaling;         /* multiplies topk_weights; 0: 1 */
+  uint32_t num_logical_experts; /* not 0: topk_ids are logical, see expert_map */
+  uint32_t reserved;            /* 0 */
 } megamoe_layer_config;
 
 /* The weights of this rank's experts, n = E / ranks. Borrowed while the layer uses them. */
@@ -98,6 +102,11 @@ typedef struct megamoe_expert_weights {
   megamoe_tensor w13_scale; /* [n, 2, ceil(I/128), H/128], or [n, 2I/128, H/128] where I is a multiple of 128 */
   megamoe_tensor w2;        /* [n, H, I] float8_e4m3fn */
   megamoe_tensor w2_scale;  /* [n, H/128, ceil(I/128)] */
+  /* The shared experts, m instead of n; absent where m is 0. */
+  megamoe_tensor shared_w13;
+  megamoe_tensor shared_w13_scale;
+  megamoe_tensor shared_w2;
+  megamoe_tensor shared_w2_scale;
 } megamoe_expert_weights;
 
 typedef struct megamoe_forward_args {
@@ -109,6 +118,12 @@ typedef struct megamoe_forward_args {
   megamoe_tensor topk_ids;            /* [T, K] int32 or int64; -1 masks a slot */
   megamoe_tensor topk_weights;        /* [T, K] float32 */
   megamoe_tensor output;              /* [T, H] bfloat16 */
+  megamoe_tensor shared_weights;      /* [T, m] float32; absent: 1 */
+  megamoe_tensor expert_map;          /* [logical experts] or [logical experts, copies] int32: physical expert or -1 */
+  megamoe_tensor cumulative_recv_counts; /* [n] int32 or int64, added to once per call; absent: none */
+  uint64_t active_ranks[2];              /* bit r % 64 of word r / 64; all 0: every rank. After absence: reset */
+  uint32_t renormalize_weights;          /* 1: weights make up for slots that map or absent ranks mask */
+  uint32_t reserved;                     /* 0 */
 } megamoe_forward_args;
 
 /* Which process of which group this is. Zero `num_ranks`: read RANK, WORLD_SIZE, ... as a launcher sets them. */

@@ -1,6 +1,7 @@
 // The one class most users need: an expert-parallel MoE layer on one rank of a group.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,6 +43,14 @@ struct LayerConfig {
   std::string backend = "auto";             ///< "auto" (by the group's memory; plan(): cpu), "cpu", "cuda".
   uint32_t num_threads = 0;                 ///< CPU workers of this rank; 0: the machine's cores shared by its ranks.
 
+  /// m: experts of intermediate size I that every token visits besides its K, with the same weights on every rank, each
+  /// rank running them for its own tokens: y = routed_scaling * routed + shared. E + m * ranks <= 1,024, K + m <= 32.
+  uint32_t num_shared_experts = 0;
+  float routed_scaling = 1.0f;  ///< Multiplies every top-k weight (not those of shared experts), in FP32. Finite.
+  /// Not 0: topk_ids name logical experts in [0, num_logical_experts), and ForwardArgs::expert_map says in every call
+  /// which of the num_experts physical ones stand for them. At most 1,024.
+  uint32_t num_logical_experts = 0;
+
   // Sizes that never change a result, only memory and speed; 0 chooses.
   uint32_t block_rows = 0;         ///< Rows of a pool block (CPU: 8 to 256).
   uint32_t token_ring_blocks = 0;  ///< Blocks of received tokens held at a time.
@@ -58,8 +67,13 @@ struct ExpertWeights {
   TensorView w13_scale{};
   TensorView w2{};                                 ///< [n, H, I] float8_e4m3fn, dense.
   TensorView w2_scale{};                           ///< [n, H / 128, ceil(I / 128)].
-  W13Layout w13_layout = W13Layout::kUnspecified;  ///< Also the order of w13_scale's halves.
+  W13Layout w13_layout = W13Layout::kUnspecified;  ///< Also the order of w13_scale's halves. Of shared experts too.
   ScaleFormat scale_format = ScaleFormat::kUnspecified;
+  // The shared experts, m = LayerConfig::num_shared_experts; absent where m is 0. Equal on all ranks.
+  TensorView shared_w13{};        ///< [m, 2 * I, H], as w13.
+  TensorView shared_w13_scale{};  ///< As w13_scale, m for n.
+  TensorView shared_w2{};         ///< [m, H, I], as w2.
+  TensorView shared_w2_scale{};   ///< As w2_scale, m for n.
 };
 
 /// One call on one rank. All views are caller-owned; with zero tokens their data may be null. They lie where the
@@ -74,6 +88,23 @@ struct ForwardArgs {
   /// [T, H] bfloat16. A refused call leaves it as it was; after a timeout its contents are not defined.
   TensorView output{};
   uint64_t timeout_ns = 0;  ///< Overrides LayerConfig::timeout_ns where not 0.
+
+  TensorView shared_weights{};  ///< [T, m] float32: weights of the shared experts; absent: 1.
+  /// [num_logical_experts] or [num_logical_experts, most copies] int32: physical experts in [0, num_experts). The
+  /// copies of a logical expert end at its first -1; with none it is masked. Token t of rank r uses copy (t + r) mod
+  /// copies. Read while the call runs: a call sees one map whole if it is not written meanwhile. Every rank routes by
+  /// its own: maps with other contents are not an error. Required with num_logical_experts, else absent.
+  TensorView expert_map{};
+  /// Bit r % 64 of word r / 64: rank r takes part in this call; all zero: every rank. Equal on all ranks that take
+  /// part. The others do not call; nobody waits for them or touches their memory, and slots of their experts are
+  /// masked. A rank that was left out may take part again after reset().
+  std::array<uint64_t, 2> active_ranks{};
+  /// Where slots of a token are masked by expert_map or by absent ranks, its other weights are scaled so that their sum
+  /// is what it was: FP32, sums in slot order, weight * (sum of all / sum of the rest). Shared weights are left alone.
+  bool renormalize_weights = false;
+  /// [num_experts / ranks] int32 or int64, dense: the rows that this rank's experts received are added, once per call
+  /// that is not refused; absent: none.
+  TensorView cumulative_recv_counts{};
 };
 
 /// One region of the symmetric workspace.
@@ -111,7 +142,7 @@ struct ForwardReport {
   uint64_t l1_ns = 0;
   uint64_t l2_ns = 0;
   uint64_t combine_ns = 0;
-  std::vector<uint32_t> rows_per_expert;  ///< Received by this rank's experts.
+  std::vector<uint32_t> rows_per_expert;  ///< Received by this rank's experts, shared ones left out.
 };
 
 class MoeLayer {
@@ -133,13 +164,14 @@ class MoeLayer {
   /// Not collective. Checks shapes, dtypes, layouts and scales. May be called again between forward calls.
   Status load_weights(const ExpertWeights& weights);
 
-  /// Collective: y[t] = sum over slots of weight * expert(x[t]). Ranks may have different numbers of tokens, also none.
-  /// Errors: a rank that is given wrong arguments makes the call fail on every rank with the same reason, nothing is
-  /// written, and the next call works. kTimeout and kPeerFailed (a rank did not come, or died) leave the layer poisoned
-  /// until reset().
+  /// Collective among the active ranks: y[t] = sum over slots of weight * expert(x[t]). Ranks may have different
+  /// numbers of tokens, also none. Errors: a rank that is given wrong arguments makes the call fail on every rank with
+  /// the same reason, nothing is written, and the next call works. kTimeout and kPeerFailed (a rank did not come, or
+  /// died) leave the layer poisoned until reset().
   Status forward(const ForwardArgs& args);
 
-  /// Collective: makes a poisoned layer usable again.
+  /// Collective, also for ranks that were left out of calls: makes a poisoned layer usable again, and lets every rank
+  /// take part again.
   Status reset();
 
   const LayerPlan& plan() const;

@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "api/log.h"
 #include "api/options.h"
 #include "api/registry.h"
 #include "api/validate.h"
+#include "backends/error_text.h"
 
 namespace megamoe {
 namespace {
@@ -51,10 +53,11 @@ Result<backends::BackendPlan> make_plan(const LayerConfig& config, uint32_t num_
 std::string agreement_text(const LayerConfig& c, const backends::BackendPlan& plan) {
   const protocol::WorkspaceSpec& w = plan.workspace;
   return fmt::format(
-      "backend={} hidden={} intermediate={} num_experts={} top_k={} max_tokens_per_rank={} swiglu_clamp={} "
-      "block_rows={} "
-      "token_ring_blocks={} act_ring_blocks={} unit_blocks={} lag_units={}",
-      plan.report.backend, w.shape.hidden, w.shape.intermediate, w.shape.num_experts, w.shape.top_k, w.max_tokens,
+      "backend={} hidden={} intermediate={} num_experts={} top_k={} num_shared_experts={} routed_scaling={} "
+      "num_logical_experts={} max_tokens_per_rank={} swiglu_clamp={} block_rows={} token_ring_blocks={} "
+      "act_ring_blocks={} unit_blocks={} lag_units={}",
+      plan.report.backend, c.shape.hidden, c.shape.intermediate, c.shape.num_experts, c.shape.top_k,
+      c.num_shared_experts, c.routed_scaling, c.num_logical_experts, w.max_tokens,
       c.swiglu_clamp ? fmt::format("{}", *c.swiglu_clamp) : "none", w.block_m, w.token_ring_blocks, w.act_ring_blocks,
       plan.schedule.unit_blocks, plan.schedule.lag_units);
 }
@@ -100,7 +103,7 @@ class MoeLayer::Impl {
     Result<std::unique_ptr<backends::BackendRank>> rank = backend_->create(config_, plan_, group_);
     const Status created = rank.ok() ? Status{} : rank.status();
     if (rank.ok()) rank_ = std::move(rank).value();
-    if (rank_ != nullptr) group_->set_death_callback([this](uint32_t dead) { rank_->peer_died(dead); });
+    if (rank_ != nullptr) group_->set_death_callback([this](uint32_t dead) { peer_died(dead); });
     MEGAMOE_RETURN_IF_ERROR(agree(*group_, created, "", "moe_layer.create", timeout_ns));
     api::log(api::LogLevel::kInfo,
              fmt::format("rank {} of {} ({}): backend {}, {} bytes of workspace", group_->rank(), group_->num_ranks(),
@@ -121,7 +124,7 @@ class MoeLayer::Impl {
 
   Status load_weights(const ExpertWeights& weights) {
     const uint32_t local = config_.shape.num_experts / group_->num_ranks();
-    MEGAMOE_RETURN_IF_ERROR(api::validate_weights(weights, config_.shape, local, *backend_));
+    MEGAMOE_RETURN_IF_ERROR(api::validate_weights(weights, config_, local, *backend_));
     MEGAMOE_RETURN_IF_ERROR(rank_->load_weights(weights));
     has_weights_ = true;
     return {};
@@ -132,10 +135,14 @@ class MoeLayer::Impl {
       return {Code::kPoisoned,
               fmt::format("moe_layer.forward: an earlier call was cut short ({}); call reset() on every rank first",
                           poison_reason_)};
-    Status refusal = api::validate_forward(args, config_, *backend_);
+    MEGAMOE_RETURN_IF_ERROR(api::validate_active_ranks(args, group_->rank(), group_->num_ranks()));
+    MEGAMOE_RETURN_IF_ERROR(leave_out(backends::absent_ranks(args, group_->num_ranks())));
+    Status refusal = api::validate_forward(args, config_, group_->num_ranks(), *backend_);
     if (refusal.ok() && !has_weights_)
       refusal = {Code::kInvalidArgument, "moe_layer.forward: load_weights must have succeeded before, and it has not"};
+    watch_deaths();
     const Status status = rank_->forward(args, refusal);
+    end_watch();
     return note(status);
   }
 
@@ -145,6 +152,7 @@ class MoeLayer::Impl {
     MEGAMOE_RETURN_IF_ERROR(agree(*group_, mine, "", "moe_layer.reset", config_.timeout_ns));
     poisoned_ = false;
     poison_reason_.clear();
+    left_out_ = {};
     return {};
   }
 
@@ -152,6 +160,38 @@ class MoeLayer::Impl {
   const ForwardReport& last_report() const { return rank_->last_report(); }
 
  private:
+  /// Ranks leave for as long as it takes to reset(): the numbers of their calls are behind the others'. One that comes
+  /// back all the same is told so, and the call happens nowhere; all ranks that stayed decide alike.
+  Status leave_out(const protocol::RankSet& absent) {
+    protocol::RankSet back;
+    for (uint32_t rank = 0; rank < group_->num_ranks(); ++rank)
+      if (left_out_.contains(rank) && !absent.contains(rank)) back.insert(rank);
+    if (back.empty()) {
+      left_out_ = absent;
+      return {};
+    }
+    rank_->turn_away(back);
+    return {Code::kInvalidArgument, backends::left_out_text(backends::join_ranks(backends::members(back)))};
+  }
+
+  /// On a thread of the transport: a death ends the call that the dead rank takes part in, the current or the next one;
+  /// calls from which it is left out go on.
+  void peer_died(uint32_t dead) {
+    const std::lock_guard lock(death_mutex_);
+    dead_.insert(dead);
+    if (is_calling_ && !left_out_.contains(dead)) rank_->peer_died(dead);
+  }
+  void watch_deaths() {
+    const std::lock_guard lock(death_mutex_);
+    is_calling_ = true;
+    for (const uint32_t rank : backends::members(dead_))
+      if (!left_out_.contains(rank)) rank_->peer_died(rank);
+  }
+  void end_watch() {
+    const std::lock_guard lock(death_mutex_);
+    is_calling_ = false;
+  }
+
   /// A call that was cut short poisons the layer; a refused one does not.
   Status note(const Status& status) {
     if (status.ok() || !rank_->cut_short()) return status;
@@ -172,6 +212,10 @@ class MoeLayer::Impl {
   bool has_weights_ = false;
   bool poisoned_ = false;
   std::string poison_reason_;
+  std::mutex death_mutex_;
+  protocol::RankSet left_out_;  ///< Of a call since the last reset. Changes between calls only.
+  protocol::RankSet dead_;
+  bool is_calling_ = false;
 };
 
 Result<LayerPlan> MoeLayer::plan(const LayerConfig& config, uint32_t num_ranks) {

@@ -166,6 +166,75 @@ Status check_scale_values(const Context& context, const char* what, const Tensor
   });
 }
 
+struct NamedView {
+  const char* what;
+  const TensorView* view;
+};
+/// The tensors of experts that lie together.
+struct ExpertTensors {
+  NamedView w13, w13_scale, w2, w2_scale;
+};
+
+/// @param num_experts  in these tensors
+Status check_experts(const Context& context, const MoeShape& shape, int64_t num_experts, ScaleFormat scale_format,
+                     const ExpertTensors& t) {
+  const char* where = context.where;
+  const int64_t n = num_experts, h = shape.hidden, i = shape.intermediate;
+  const int64_t h_blocks = h / kScaleGroup, i_blocks = core::ceil_div<int64_t>(i, kScaleGroup);
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, t.w13.what, *t.w13.view, {DType::kFloat8E4M3}, {n, 2 * i, h}));
+  MEGAMOE_RETURN_IF_ERROR(check_dense(where, t.w13.what, *t.w13.view));
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, t.w2.what, *t.w2.view, {DType::kFloat8E4M3}, {n, h, i}));
+  MEGAMOE_RETURN_IF_ERROR(check_dense(where, t.w2.what, *t.w2.view));
+  const TensorView& scale = *t.w13_scale.view;
+  if (scale.num_dims == 3 && i % kScaleGroup != 0)
+    return invalid(
+        "{}: {} must have shape {} (gate and up grids apart), since intermediate {} is no multiple of 128 and "
+        "one grid over both would share blocks, got {}",
+        where, t.w13_scale.what, shape_text({n, 2, i_blocks, h_blocks}), i, shape_text(scale));
+  const std::initializer_list<DType> scale_types = {DType::kFloat32, DType::kFloat8E8M0};
+  if (scale.num_dims == 3) {
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, t.w13_scale.what, scale, scale_types, {n, 2 * i_blocks, h_blocks}));
+  } else {
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, t.w13_scale.what, scale, scale_types, {n, 2, i_blocks, h_blocks}));
+  }
+  MEGAMOE_RETURN_IF_ERROR(
+      check_tensor(context, t.w2_scale.what, *t.w2_scale.view, scale_types, {n, h_blocks, i_blocks}));
+  for (const auto& [what, view] : {t.w13_scale, t.w2_scale}) {
+    MEGAMOE_RETURN_IF_ERROR(check_dense(where, what, *view));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, what, *view, scale_format));
+    MEGAMOE_RETURN_IF_ERROR(check_scale_values(context, what, *view, scale_format, true));
+  }
+  return {};
+}
+
+Status check_absent(const char* where, const char* what, const TensorView& view, const char* field) {
+  if (!view.present()) return {};
+  return invalid("{}: {} must be absent, since the layer was created with {} 0; drop it", where, what, field);
+}
+
+/// What the layer has besides its E experts and K slots.
+Status check_extras(const LayerConfig& config, uint32_t num_ranks, const char* where) {
+  const MoeShape& s = config.shape;
+  const uint64_t m = config.num_shared_experts, experts = s.num_experts + m * num_ranks;
+  if (experts > kMaxExperts)
+    return invalid(
+        "{}: num_experts and num_shared_experts of every rank must be at most {} together, got {} + {} x {} ranks = {}",
+        where, kMaxExperts, s.num_experts, m, num_ranks, experts);
+  if (s.top_k + m > kMaxTopK)
+    return invalid("{}: top_k and num_shared_experts must be at most {} together, got {} + {}", where, kMaxTopK,
+                   s.top_k, m);
+  if (!std::isfinite(config.routed_scaling))
+    return invalid("{}: routed_scaling must be finite, got {}; 1 leaves the weights as they are", where,
+                   config.routed_scaling);
+  if (config.num_logical_experts > kMaxExperts)
+    return invalid("{}: num_logical_experts must be at most {}, got {}; 0 means that topk_ids name physical experts",
+                   where, kMaxExperts, config.num_logical_experts);
+  if (config.num_logical_experts != 0 && s.top_k > config.num_logical_experts)
+    return invalid("{}: top_k must not exceed num_logical_experts ({}), got {}", where, config.num_logical_experts,
+                   s.top_k);
+  return {};
+}
+
 Status check_sizes(const MoeShape& s, const char* where) {
   if (s.hidden == 0 || s.hidden % kScaleGroup != 0)
     return invalid("{}: hidden must be a positive multiple of 128 (one FP8 scale block), got {}; pad it to {}", where,
@@ -203,6 +272,7 @@ Status validate_config(const LayerConfig& config, uint32_t num_ranks) {
         "{}: num_experts must be divisible by the number of ranks, got {} experts on {} ranks; usable rank counts: {}",
         where, s.num_experts, num_ranks, usable);
   }
+  MEGAMOE_RETURN_IF_ERROR(check_extras(config, num_ranks, where));
   if (config.max_tokens_per_rank == 0) return invalid("{}: max_tokens_per_rank must be at least 1, got 0", where);
   if (config.swiglu_clamp && !(*config.swiglu_clamp > 0))
     return invalid("{}: swiglu_clamp must be greater than 0, got {}; leave it unset for no clamp", where,
@@ -214,44 +284,83 @@ Status validate_config(const LayerConfig& config, uint32_t num_ranks) {
   return {};
 }
 
-Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uint32_t local_experts,
+Status validate_weights(const ExpertWeights& weights, const LayerConfig& config, uint32_t local_experts,
                         const backends::Backend& backend) {
   const char* where = "moe_layer.load_weights";
   const Context context{where, backend};
-  const int64_t n = local_experts, h = shape.hidden, i = shape.intermediate;
-  const int64_t h_blocks = h / kScaleGroup, i_blocks = core::ceil_div<int64_t>(i, kScaleGroup);
   if (weights.w13_layout == W13Layout::kUnspecified)
     return invalid(
         "{}: w13_layout must be stated (gate_up, up_gate, interleaved_1 or interleaved_8), since gate and up rows look "
         "alike",
         where);
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w13", weights.w13, {DType::kFloat8E4M3}, {n, 2 * i, h}));
-  MEGAMOE_RETURN_IF_ERROR(check_dense(where, "w13", weights.w13));
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w2", weights.w2, {DType::kFloat8E4M3}, {n, h, i}));
-  MEGAMOE_RETURN_IF_ERROR(check_dense(where, "w2", weights.w2));
-  const TensorView& scale = weights.w13_scale;
-  if (scale.num_dims == 3 && i % kScaleGroup != 0)
-    return invalid(
-        "{}: w13_scale must have shape {} (gate and up grids apart), since intermediate {} is no multiple of 128 and "
-        "one grid over both would share blocks, got {}",
-        where, shape_text({n, 2, i_blocks, h_blocks}), i, shape_text(scale));
-  const std::initializer_list<DType> scale_types = {DType::kFloat32, DType::kFloat8E8M0};
-  if (scale.num_dims == 3) {
-    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w13_scale", scale, scale_types, {n, 2 * i_blocks, h_blocks}));
-  } else {
-    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w13_scale", scale, scale_types, {n, 2, i_blocks, h_blocks}));
-  }
-  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "w2_scale", weights.w2_scale, scale_types, {n, h_blocks, i_blocks}));
-  const std::pair<const char*, const TensorView*> scales[] = {{"w13_scale", &scale}, {"w2_scale", &weights.w2_scale}};
-  for (const auto& [what, view] : scales) {
-    MEGAMOE_RETURN_IF_ERROR(check_dense(where, what, *view));
-    MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, what, *view, weights.scale_format));
-    MEGAMOE_RETURN_IF_ERROR(check_scale_values(context, what, *view, weights.scale_format, true));
-  }
+  MEGAMOE_RETURN_IF_ERROR(check_experts(context, config.shape, local_experts, weights.scale_format,
+                                        {{"w13", &weights.w13},
+                                         {"w13_scale", &weights.w13_scale},
+                                         {"w2", &weights.w2},
+                                         {"w2_scale", &weights.w2_scale}}));
+  const ExpertTensors shared = {{"shared_w13", &weights.shared_w13},
+                                {"shared_w13_scale", &weights.shared_w13_scale},
+                                {"shared_w2", &weights.shared_w2},
+                                {"shared_w2_scale", &weights.shared_w2_scale}};
+  if (config.num_shared_experts != 0)
+    return check_experts(context, config.shape, config.num_shared_experts, weights.scale_format, shared);
+  for (const auto& [what, view] : {shared.w13, shared.w13_scale, shared.w2, shared.w2_scale})
+    MEGAMOE_RETURN_IF_ERROR(check_absent(where, what, *view, "num_shared_experts"));
   return {};
 }
 
-Status validate_forward(const ForwardArgs& args, const LayerConfig& config, const backends::Backend& backend) {
+namespace {
+
+/// The tensors that only some layers and calls have.
+Status check_extra_args(const Context& context, const ForwardArgs& args, const LayerConfig& config,
+                        uint32_t num_ranks) {
+  const char* where = context.where;
+  const int64_t t = args.hidden_states.shape[0], m = config.num_shared_experts;
+  if (m == 0) {
+    MEGAMOE_RETURN_IF_ERROR(check_absent(where, "shared_weights", args.shared_weights, "num_shared_experts"));
+  } else if (args.shared_weights.present()) {
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "shared_weights", args.shared_weights, {DType::kFloat32}, {t, m}));
+  }
+  const TensorView& map = args.expert_map;
+  const int64_t num_logical = config.num_logical_experts;
+  if (num_logical == 0) {
+    MEGAMOE_RETURN_IF_ERROR(check_absent(where, "expert_map", map, "num_logical_experts"));
+  } else if (map.num_dims == 2) {
+    if (map.shape[1] < 1 || map.shape[1] > int64_t{config.shape.num_experts})
+      return invalid("{}: expert_map must have between 1 and {} copies of each logical expert, got shape {}", where,
+                     config.shape.num_experts, shape_text(map));
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "expert_map", map, {DType::kInt32}, {num_logical, map.shape[1]}));
+  } else {
+    MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "expert_map", map, {DType::kInt32}, {num_logical}));
+  }
+  const TensorView& counts = args.cumulative_recv_counts;
+  if (!counts.present()) return {};
+  MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "cumulative_recv_counts", counts, {DType::kInt32, DType::kInt64},
+                                       {int64_t{config.shape.num_experts / num_ranks}}));
+  if (counts.is_dense()) return {};
+  return invalid("{}: cumulative_recv_counts must be dense, got stride {}", where, counts.strides[0]);
+}
+
+}  // namespace
+
+Status validate_active_ranks(const ForwardArgs& args, uint32_t rank, uint32_t num_ranks) {
+  const char* where = "moe_layer.forward";
+  const auto contains = [&](uint32_t r) { return (args.active_ranks[r / 64] >> r % 64 & 1) != 0; };
+  if (args.active_ranks[0] == 0 && args.active_ranks[1] == 0) return {};
+  constexpr uint32_t kNumBits = 128;
+  for (uint32_t other = num_ranks; other < kNumBits; ++other)
+    if (contains(other))
+      return invalid("{}: active_ranks must be a set of ranks below {}, got rank {} in it", where, num_ranks, other);
+  if (!contains(rank))
+    return invalid(
+        "{}: active_ranks must contain the rank that calls, since the others do not wait for ranks that are left out, "
+        "and rank {} is not in it; do not call forward there",
+        where, rank);
+  return {};
+}
+
+Status validate_forward(const ForwardArgs& args, const LayerConfig& config, uint32_t num_ranks,
+                        const backends::Backend& backend) {
   const char* where = "moe_layer.forward";
   const Context context{where, backend};
   const int64_t h = config.shape.hidden, k = config.shape.top_k;
@@ -283,7 +392,8 @@ Status validate_forward(const ForwardArgs& args, const LayerConfig& config, cons
   MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "topk_weights", args.topk_weights, {DType::kFloat32}, {t, k}));
   MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "output", args.output, {DType::kBFloat16}, {t, h}));
   MEGAMOE_RETURN_IF_ERROR(check_rows(where, "output", args.output));
-  return check_rows_apart(where, "output", args.output);
+  MEGAMOE_RETURN_IF_ERROR(check_rows_apart(where, "output", args.output));
+  return check_extra_args(context, args, config, num_ranks);
 }
 
 }  // namespace megamoe::api

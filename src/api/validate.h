@@ -7,10 +7,15 @@
 namespace megamoe::api {
 
 Status validate_config(const LayerConfig& config, uint32_t num_ranks);
-/// @param backend  says where the tensors must lie
-Status validate_weights(const ExpertWeights& weights, const MoeShape& shape, uint32_t local_experts,
+/// @param local_experts  of each rank, shared ones left out
+/// @param backend        says where the tensors must lie
+Status validate_weights(const ExpertWeights& weights, const LayerConfig& config, uint32_t local_experts,
                         const backends::Backend& backend);
-/// Everything but the ids' values, which the dispatch role checks while it reads them.
-Status validate_forward(const ForwardArgs& args, const LayerConfig& config, const backends::Backend& backend);
+/// Everything but the values of ids and of the expert map, which the dispatch role checks while it reads them, and
+/// active_ranks.
+Status validate_forward(const ForwardArgs& args, const LayerConfig& config, uint32_t num_ranks,
+                        const backends::Backend& backend);
+/// Whether this rank takes part in a call. Not ok: it must not tell anybody.
+Status validate_active_ranks(const ForwardArgs& args, uint32_t rank, uint32_t num_ranks);
 
 }  // namespace megamoe::api

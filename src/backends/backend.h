@@ -7,6 +7,7 @@
 
 #include "megamoe/moe_layer.h"
 #include "protocol/rank_view.h"
+#include "protocol/slot_rules.h"
 
 namespace megamoe::backends {
 
@@ -16,6 +17,30 @@ struct BackendPlan {
   protocol::ScheduleSpec schedule;
   LayerPlan report;  ///< Regions and totals are filled in by the caller from `workspace`.
 };
+
+/// The sizes in which the protocol counts: each rank's shared experts after its routed ones, a slot for each of them
+/// after a token's K.
+inline void set_shape(const LayerConfig& config, uint32_t num_ranks, protocol::WorkspaceSpec& spec) {
+  spec.shape = config.shape;
+  spec.shape.num_experts += config.num_shared_experts * num_ranks;
+  spec.shape.top_k += config.num_shared_experts;
+  spec.shared_experts = config.num_shared_experts;
+  spec.num_ranks = num_ranks;
+  spec.max_tokens = config.max_tokens_per_rank;
+}
+
+/// Bit r of ForwardArgs::active_ranks as a set of the ranks that do not take part.
+inline protocol::RankSet absent_ranks(const ForwardArgs& args, uint32_t num_ranks) {
+  protocol::RankSet absent;
+  const protocol::RankSet active{{args.active_ranks[0], args.active_ranks[1]}};
+  if (active.empty()) return absent;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    if (!active.contains(rank)) absent.insert(rank);
+  return absent;
+}
+
+/// What the ids and weights of a call mean on this rank. Precondition: the arguments have been validated.
+protocol::SlotRules slot_rules(const LayerConfig& config, const protocol::RankView& view, const ForwardArgs& args);
 
 /// The sight of the group that a rank of this plan has, once the group's memory is allocated.
 inline protocol::RankView make_view(const BackendPlan& plan, const SymmetricMemory& group) {
@@ -39,6 +64,8 @@ class BackendRank {
   virtual Status forward(const ForwardArgs& args, const Status& refusal) = 0;
   /// Another rank is dead: every wait of this rank must leave. The only call that may come from another thread.
   virtual void peer_died(uint32_t rank) = 0;
+  /// Ranks that missed calls come to one in which this rank does not take part: tells them why.
+  virtual void turn_away(const protocol::RankSet& late_ranks) = 0;
   /// Whether the last forward call was cut short (deadline, abort), so that only reset() helps.
   virtual bool cut_short() const = 0;
   /// Zeroes this rank's signals. The caller separates it from other ranks' calls by barriers.

@@ -27,7 +27,13 @@ Status refusal_status(const protocol::RankView& view, uint32_t source, const pro
         "moe_layer.forward: topk_ids must be -1 (masked) or an expert in [0, {}), got {} at rank {}, token {}, slot "
         "{}; mask "
         "padding with -1",
-        view.spec.shape.num_experts, refusal.value, source, refusal.token, refusal.slot);
+        refusal.limit, refusal.value, source, refusal.token, refusal.slot);
+  } else if (refusal.kind == protocol::RefusalKind::kMapOutOfRange) {
+    code = Code::kInvalidArgument;
+    reason = fmt::format(
+        "moe_layer.forward: expert_map must hold physical experts in [0, {}) or -1, got {} for copy {} of logical "
+        "expert {} at rank {}; end an expert's copies with -1",
+        refusal.limit, refusal.value, refusal.slot, refusal.token, source);
   } else {
     reason = std::string(refusal.text, strnlen(refusal.text, sizeof(refusal.text)));
   }
@@ -64,12 +70,22 @@ std::string describe(const protocol::ErrorRecord& record) {
       protocol::name(record.signal), record.index, who, record.expected, record.seen);
 }
 
+std::string left_out_text(const std::string& ranks) {
+  return fmt::format(
+      "moe_layer.forward: active_ranks may only lose ranks until reset(), since a rank that misses a call does not "
+      "know "
+      "which call comes next, got rank {} back; call reset() on every rank first",
+      ranks);
+}
+
 Status abort_status(const protocol::RankView& view, uint64_t abort_word) {
   return abort_status(view, abort_word, *view.layout.error_record.in(view.base(protocol::abort_rank(abort_word))));
 }
 
 Status abort_status(const protocol::RankView& view, uint64_t abort_word, const protocol::ErrorRecord& record) {
   const uint32_t origin = protocol::abort_rank(abort_word);
+  if (record.valid == protocol::kRecordLeftOut && record.missing.contains(view.rank))
+    return {Code::kPeerFailed, left_out_text(join_ranks({view.rank}))};
   const bool own = origin == view.rank && record.signal != protocol::Signal::kAbort;
   const std::string what = record.valid != 0 ? describe(record) : fmt::format("rank {} gave up", origin);
   return {

@@ -23,6 +23,10 @@ std::string describe(const protocol::ErrorRecord& record);
 std::string join_ranks(const std::vector<uint32_t>& ranks);
 std::vector<uint32_t> members(const protocol::RankSet& set);
 
+/// Why ranks that missed calls cannot take part.
+/// @param ranks  as join_ranks gives them
+std::string left_out_text(const std::string& ranks);
+
 /// What a call that was cut short answers, from the abort word and the record of the rank that raised it.
 /// Precondition: the abort word of this rank was acquired and is not 0.
 Status abort_status(const protocol::RankView& view, uint64_t abort_word);

@@ -84,7 +84,9 @@ Status read_struct(const char* function, const T* given, T& known) {
 /// A view with impossible numbers becomes one that validation refuses by name.
 TensorView view(const megamoe_tensor& tensor) {
   TensorView out;
-  if (tensor.dtype <= MEGAMOE_DTYPE_NONE || tensor.dtype > MEGAMOE_UINT8) return out;
+  if (tensor.dtype == MEGAMOE_DTYPE_NONE) return out;
+  out.dtype = DType{UINT8_MAX};  // present, and of no type that anything accepts
+  if (tensor.dtype < MEGAMOE_DTYPE_NONE || tensor.dtype > MEGAMOE_UINT8) return out;
   if (tensor.num_dims < 0 || tensor.num_dims > static_cast<int32_t>(TensorView::kMaxRank)) return out;
   out.data = tensor.data;
   out.dtype = static_cast<DType>(tensor.dtype);
@@ -106,6 +108,23 @@ ScaleFormat scale_format(megamoe_scale_format format) {
   return known ? static_cast<ScaleFormat>(format) : ScaleFormat::kUnspecified;
 }
 
+ForwardArgs forward_args(const megamoe_forward_args& a) {
+  ForwardArgs call;
+  call.hidden_states = view(a.hidden_states);
+  call.hidden_states_scale = view(a.hidden_states_scale);
+  call.scale_format = scale_format(a.scale_format);
+  call.topk_ids = view(a.topk_ids);
+  call.topk_weights = view(a.topk_weights);
+  call.output = view(a.output);
+  call.timeout_ns = a.timeout_ns;
+  call.shared_weights = view(a.shared_weights);
+  call.expert_map = view(a.expert_map);
+  call.active_ranks = {a.active_ranks[0], a.active_ranks[1]};
+  call.renormalize_weights = a.renormalize_weights != 0;
+  call.cumulative_recv_counts = view(a.cumulative_recv_counts);
+  return call;
+}
+
 Status read_config(const char* function, const megamoe_layer_config* given, LayerConfig& config) {
   megamoe_layer_config c = {};
   MEGAMOE_RETURN_IF_ERROR(read_struct(function, given, c));
@@ -115,6 +134,9 @@ Status read_config(const char* function, const megamoe_layer_config* given, Laye
   config.num_threads = c.num_threads;
   if (c.timeout_ns != 0) config.timeout_ns = c.timeout_ns;
   if (c.backend != nullptr) config.backend = c.backend;
+  config.num_shared_experts = c.num_shared_experts;
+  if (c.routed_scaling != 0) config.routed_scaling = c.routed_scaling;
+  config.num_logical_experts = c.num_logical_experts;
   return {};
 }
 
@@ -228,7 +250,8 @@ megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expe
     megamoe_expert_weights w = {};
     MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_layer_load_weights", weights, w));
     return layer->layer.load_weights({view(w.w13), view(w.w13_scale), view(w.w2), view(w.w2_scale),
-                                      w13_layout(w.w13_layout), scale_format(w.scale_format)});
+                                      w13_layout(w.w13_layout), scale_format(w.scale_format), view(w.shared_w13),
+                                      view(w.shared_w13_scale), view(w.shared_w2), view(w.shared_w2_scale)});
   });
 }
 
@@ -238,10 +261,7 @@ megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_a
     const Status read = read_struct("megamoe_layer_forward", args, a);
     // The call is collective: arguments that cannot be read become empty ones, which every rank learns to be refused.
     ForwardArgs call;
-    if (read.ok())
-      call = {view(a.hidden_states), view(a.hidden_states_scale), scale_format(a.scale_format),
-              view(a.topk_ids),      view(a.topk_weights),        view(a.output),
-              a.timeout_ns};
+    if (read.ok()) call = forward_args(a);
     const Status status = layer->layer.forward(call);
     return read.ok() ? status : read;
   });

@@ -15,6 +15,9 @@ struct RankSet {
   MEGAMOE_HD constexpr bool empty() const { return (words[0] | words[1]) == 0; }
 };
 
+inline constexpr uint32_t kRecordGaveUp = 1;   ///< ErrorRecord::valid.
+inline constexpr uint32_t kRecordLeftOut = 2;  ///< Of ranks in `missing`: they missed calls, and then came to one.
+
 /// One in each rank's workspace; plain memory, written by the first waiter that gives up, published by the abort word.
 struct ErrorRecord {
   uint32_t valid = 0;

@@ -39,6 +39,7 @@ struct RankView {
 struct Call {
   uint32_t epoch = 0;       ///< 1 for the first call; wraps after 2^32 - 1 calls to 1 by reset.
   uint64_t timeout_ns = 0;  ///< Of every single wait.
+  RankSet absent;           ///< Ranks that do not take part: not waited for, not written to.
 
   MEGAMOE_HD uint32_t bank() const { return epoch & 1; }
 };

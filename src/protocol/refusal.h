@@ -8,8 +8,10 @@ namespace megamoe::protocol {
 
 enum class RefusalKind : uint32_t {
   kNone = 0,
-  kIdOutOfRange,  ///< token, slot, value: a top-k id that is neither -1 nor an expert.
-  kText,          ///< Anything the host found; `text` is the sentence.
+  kIdOutOfRange,   ///< token, slot, value: a top-k id that is neither -1 nor below `limit`.
+  kMapOutOfRange,  ///< token, slot, value: entry [logical expert, copy] of the expert map, neither -1 nor below
+                   ///< `limit`.
+  kText,           ///< Anything the host found; `text` is the sentence.
 };
 
 struct Refusal {
@@ -18,7 +20,9 @@ struct Refusal {
   uint32_t token = 0;
   uint32_t slot = 0;
   int64_t value = 0;
-  char text[232] = {};  ///< Zero-terminated; longer sentences are cut.
+  uint32_t limit = 0;  ///< How many experts there are.
+  uint32_t reserved = 0;
+  char text[224] = {};  ///< Zero-terminated; longer sentences are cut.
 };
 static_assert(sizeof(Refusal) == 256);
 

@@ -35,10 +35,12 @@ MEGAMOE_HD void give_up(M& m, const RankView& view, const Call& call, const Wait
   record.seen = seen;
   record.missing = missing;
   record.waited_ns = waited_ns;
-  record.valid = 1;
-  for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer)
+  record.valid = kRecordGaveUp;
+  for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer) {
+    if (call.absent.contains(peer)) continue;
     m.template store_release<Signal::kAbort>(view.layout.abort_word.in(view.base(peer)),
                                              abort_value(call.epoch, view.rank));
+  }
 }
 
 /// Raises this rank's abort word because another rank is known to be dead. May run beside a call, on any thread.
@@ -51,8 +53,22 @@ MEGAMOE_HD void report_death(M& m, const RankView& view, uint32_t dead_rank) {
   record.rank = static_cast<uint16_t>(view.rank);
   record.signal = Signal::kAbort;
   record.missing.insert(dead_rank);
-  record.valid = 1;
+  record.valid = kRecordGaveUp;
   m.template store_release<Signal::kAbort>(view.layout.abort_word.in(own), abort_value(0, view.rank));
+}
+
+/// Ends the call of ranks that missed earlier ones: their epoch is behind, and nothing that they send could be told
+/// from what they sent before. This rank itself goes on; its next record replaces this one. Order: as in give_up.
+template <Machine M>
+MEGAMOE_HD void turn_away(M& m, const RankView& view, const RankSet& late_ranks) {
+  ErrorRecord& record = *view.layout.error_record.in(view.own());
+  record = {};
+  record.rank = static_cast<uint16_t>(view.rank);
+  record.missing = late_ranks;
+  record.valid = kRecordLeftOut;
+  for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer)
+    if (late_ranks.contains(peer))
+      m.template store_release<Signal::kAbort>(view.layout.abort_word.in(view.base(peer)), abort_value(0, view.rank));
 }
 
 /// Waits until `look(seen)` returns true. `look` makes the acquire load that pairs with the release of `site.signal`
@@ -87,7 +103,8 @@ MEGAMOE_HD RankSet missing_headers(M& m, const RankView& view, const Call& call)
   const Banks own(view, call.bank());
   RankSet missing;
   for (uint32_t source = 0; source < view.spec.num_ranks; ++source)
-    if (header_epoch(m.template load_acquire<Signal::kHeader>(own.header + source)) != call.epoch)
+    if (!call.absent.contains(source) &&
+        header_epoch(m.template load_acquire<Signal::kHeader>(own.header + source)) != call.epoch)
       missing.insert(source);
   return missing;
 }

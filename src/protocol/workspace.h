@@ -40,7 +40,12 @@ struct WorkspaceSpec {
   uint32_t block_m = 64;           ///< Rows of a pool block.
   uint32_t token_ring_blocks = 0;  ///< Slots of the received-token ring.
   uint32_t act_ring_blocks = 0;    ///< Slots of the activation ring between the two GEMMs.
+  /// The last so many of each rank's local experts are its shared ones, the last so many slots of each token are
+  /// theirs. `shape` counts both in.
+  uint32_t shared_experts = 0;
 
+  MEGAMOE_HD constexpr uint32_t routed_local_experts() const { return local_experts() - shared_experts; }
+  MEGAMOE_HD constexpr uint32_t routed_slots() const { return shape.top_k - shared_experts; }
   MEGAMOE_HD constexpr uint32_t local_experts() const { return shape.num_experts / num_ranks; }
   MEGAMOE_HD constexpr uint32_t hidden_groups() const { return shape.hidden / kScaleGroup; }
   MEGAMOE_HD constexpr uint32_t intermediate_groups() const { return core::ceil_div(shape.intermediate, kScaleGroup); }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "protocol/roles/clean.h"
+#include "protocol/roles/dispatch.h"
 
 namespace megamoe::test {
 namespace {
@@ -130,11 +131,16 @@ void MachineCore::copy(void* to, const void* from, uint64_t num_bytes) {
 
 void MachineCore::clean_idle_bank(const protocol::RankView& view, const protocol::Call& call) {
   scheduler_->step();
-  if (mutation_.kind == Break::kNotCleaned) {
+  if (mutation_.kind == Break::kNotCleaned && mutation_.signal != Signal::kHeader) {
     clean_all_but(view, call, mutation_.signal);
   } else {
     protocol::clean_idle_bank(view, call);
   }
+}
+
+void MachineCore::clear_absent_ranges(const protocol::RankView& view, const protocol::Call& call) {
+  scheduler_->step();
+  if (!breaks(Break::kNotCleaned, Signal::kHeader)) protocol::clear_absent_ranges(view, call);
 }
 
 uint64_t MachineCore::awaited(Signal signal) const {

@@ -21,6 +21,7 @@ class MachineCore {
 
   void copy(void* to, const void* from, uint64_t num_bytes);
   void clean_idle_bank(const protocol::RankView& view, const protocol::Call& call);
+  void clear_absent_ranges(const protocol::RankView& view, const protocol::Call& call);
   void relax(uint32_t) { scheduler_->pause(); }
   uint64_t now_ns() { return scheduler_->now_ns(); }
 

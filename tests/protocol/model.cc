@@ -29,10 +29,26 @@ uint64_t read(const void* from) {
 
 }  // namespace
 
-void ModelArithmetic::start_call(const ModelInputs& inputs) {
+void ModelArithmetic::start_call(const ModelInputs& inputs, const protocol::Call& call) {
   inputs_ = &inputs;
+  absent_ = call.absent;
   tiles_.clear();
   combined_.assign(inputs.num_tokens, 0);
+}
+
+int64_t ModelArithmetic::id_at(uint32_t token, uint32_t slot) const {
+  const int64_t id = inputs_->topk_ids[token * config_.top_k + slot];
+  const bool is_expert = id >= 0 && id < int64_t{config_.num_experts};
+  return is_expert && absent_.contains(view_.owner_of(static_cast<uint32_t>(id))) ? -1 : id;
+}
+
+void ModelArithmetic::leave() {
+  const auto* own = static_cast<const char*>(view_.own());
+  left_as_.assign(own, own + view_.stride_bytes);
+}
+
+bool ModelArithmetic::was_written_to() const {
+  return !left_as_.empty() && std::memcmp(left_as_.data(), view_.own(), left_as_.size()) != 0;
 }
 
 void ModelArithmetic::fill(MachineCore& m, const protocol::Call& call, uint32_t first, uint32_t count) {
@@ -98,6 +114,7 @@ void ModelArithmetic::sum(const protocol::Call& call, uint32_t token) {
 void ModelArithmetic::check_call(const protocol::Call& call, const protocol::RankSet& refused) {
   bool any_refused = false;
   for (uint32_t rank = 0; rank < config_.num_ranks; ++rank) {
+    if (call.absent.contains(rank)) continue;
     const bool refuses = !config_.calls[call.epoch - 1][rank].topk_ids.empty() &&
                          config_.calls[call.epoch - 1][rank].topk_ids[0] >= config_.num_experts;
     if (refused.contains(rank) != refuses) fail("a rank took part that refused, or the other way round");
@@ -165,6 +182,8 @@ std::string Model::run(const Choices& choices) {
   for (const auto& rank : ranks_) rank->restart();
   std::string failure = scheduler_.run(choices);
   if (failure.empty() && config_.absent_rank >= 0) failure = check_blame();
+  for (const auto& rank : ranks_)
+    if (failure.empty() && rank->was_written_to()) failure = "somebody wrote to a rank that was left out";
   return failure;
 }
 

@@ -37,6 +37,18 @@ struct ModelConfig {
   uint32_t num_l2_tiles = 1;
   int absent_rank = -1;                         ///< Never calls; time passes.
   std::vector<std::vector<ModelInputs>> calls;  ///< [call][rank]
+  /// By rank: the call from which on the others leave it out, and it calls no more; empty: none is.
+  std::vector<uint32_t> left_out_from;
+
+  bool is_left_out(uint32_t rank, uint32_t call_idx) const {
+    return !left_out_from.empty() && call_idx >= left_out_from[rank];
+  }
+  protocol::Call call(uint32_t call_idx, uint64_t timeout_ns) const {
+    protocol::Call call{call_idx + 1, timeout_ns, {}};
+    for (uint32_t rank = 0; rank < num_ranks; ++rank)
+      if (is_left_out(rank, call_idx)) call.absent.insert(rank);
+    return call;
+  }
 };
 
 /// One rank's arithmetic: it writes which row is where, and fails the run where a row is not what it must be.
@@ -52,18 +64,24 @@ class ModelArithmetic {
   void restart() {
     started_calls_ = num_busy_ = 0;
     given_up_ = false;
+    left_as_.clear();
   }
   bool given_up() const { return given_up_; }
+  /// Whether somebody wrote to this rank's workspace after it had left.
+  bool was_written_to() const;
 
  protected:
-  void start_call(const ModelInputs& inputs);
+  void start_call(const ModelInputs& inputs, const protocol::Call& call);
   void fill(MachineCore& m, const protocol::Call& call, uint32_t first, uint32_t count);
   void l1_tile(MachineCore& m, const protocol::Call& call, const protocol::Tile& tile, uint32_t num_rows);
   void l2_tile(MachineCore& m, const protocol::Call& call, const protocol::Tile& tile, uint32_t num_rows);
   void sum(const protocol::Call& call, uint32_t token);
   /// What must hold when a rank leaves a call.
   void check_call(const protocol::Call& call, const protocol::RankSet& refused);
-  int64_t id_at(uint32_t token, uint32_t slot) const { return inputs_->topk_ids[token * config_.top_k + slot]; }
+  /// -1 for experts of ranks that are left out, as a backend's rules make it.
+  int64_t id_at(uint32_t token, uint32_t slot) const;
+  /// No more calls: from here on nobody may write to this rank's workspace.
+  void leave();
 
   Scheduler& scheduler_;
   const ModelConfig& config_;
@@ -78,6 +96,8 @@ class ModelArithmetic {
   void* combine_cell(uint32_t rank, uint32_t token_slot, uint32_t n) const;
   [[noreturn]] void fail(const std::string& what);
 
+  protocol::RankSet absent_;
+  std::vector<char> left_as_;  ///< The workspace when this rank left.
   std::set<std::tuple<int, uint32_t, uint32_t>> tiles_;
   std::vector<uint32_t> combined_;
 };
@@ -102,10 +122,10 @@ class ModelRank final : public ModelArithmetic {
 
  private:
   void dispatch() {
-    for (uint32_t c = 0; c < config_.calls.size() && !given_up_; ++c) {
-      start_call(config_.calls[c][view_.rank]);
+    for (uint32_t c = 0; c < config_.calls.size() && !given_up_ && !config_.is_left_out(view_.rank, c); ++c) {
+      const protocol::Call call = config_.call(c, kTimeoutNs);
+      start_call(config_.calls[c][view_.rank], call);
       cancelled_ = false;
-      const protocol::Call call{c + 1, kTimeoutNs};
       num_busy_ = config_.num_workers;
       started_calls_ = c + 1;
       scheduler_.changed();
@@ -116,6 +136,7 @@ class ModelRank final : public ModelArithmetic {
       if (result != WaitResult::kReady) given_up_ = true;
       if (!given_up_) check_call(call, refused);
     }
+    if (config_.is_left_out(view_.rank, static_cast<uint32_t>(config_.calls.size()) - 1)) leave();
     started_calls_ = UINT32_MAX;
     scheduler_.changed();
   }
@@ -133,6 +154,7 @@ class ModelRank final : public ModelArithmetic {
       m.template store_release<Signal::kPlanReady>(view_.layout.plan_ready.in(view_.own()), call.epoch);
       return result;
     }
+    m.clear_absent_ranges(view_, call);
     protocol::publish_plan(m, view_, call);
     const protocol::PoolPlan plan = view_.pool_plan();
     const protocol::Banks own(view_, call.bank());
@@ -150,7 +172,7 @@ class ModelRank final : public ModelArithmetic {
     for (uint32_t c = 1;; ++c) {
       scheduler_.wait_until("the next call", [&] { return started_calls_ >= c; });
       if (started_calls_ == UINT32_MAX) return;
-      const protocol::Call call{c, kTimeoutNs};
+      const protocol::Call call = config_.call(c - 1, kTimeoutNs);
       M m(scheduler_, view_, call.epoch, protocol::Role::kMath);
       if (run_worker(m, call, worker) != WaitResult::kReady) given_up_ = true;
       --num_busy_;

@@ -62,7 +62,16 @@ std::vector<ModelConfig> make_configs() {
   absent.num_experts = 3;
   absent.absent_rank = 1;
   absent.calls = {{pattern(2, 1, 3, 0), {}, pattern(2, 1, 3, 1)}};
-  return {smallest, narrow, columns, workers, refusal, wide, absent};
+  ModelConfig leaving = narrow;
+  leaving.name = "three ranks, of which two are left out one after the other";
+  leaving.num_ranks = 3;
+  leaving.num_experts = 3;
+  leaving.left_out_from = {4, 2, 3};  // rank 0 stays; both banks hold ranges of ranks that have left
+  leaving.calls = {{pattern(2, 1, 3, 0), pattern(2, 1, 3, 1), pattern(2, 1, 3, 0)},
+                   {pattern(2, 1, 3, 1), pattern(2, 1, 3, 0), pattern(2, 1, 3, 1)},
+                   {pattern(3, 1, 3, 0), {}, pattern(2, 1, 3, 1)},
+                   {pattern(3, 1, 3, 2), {}, {}}};
+  return {smallest, narrow, columns, workers, refusal, wide, absent, leaving};
 }
 
 }  // namespace

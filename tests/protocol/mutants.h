@@ -46,6 +46,7 @@ inline constexpr std::array kLogicMutants{
     Mutation{Break::kOtherBank, Signal::kActsFull},
     Mutation{Break::kOtherBank, Signal::kActsEmpty},
     Mutation{Break::kOtherBank, Signal::kInputTicket},
+    Mutation{Break::kNotCleaned, Signal::kHeader},
     Mutation{Break::kNotCleaned, Signal::kTokensFull},
     Mutation{Break::kNotCleaned, Signal::kActsFull},
     Mutation{Break::kNotCleaned, Signal::kActsEmpty},

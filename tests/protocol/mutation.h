@@ -19,7 +19,7 @@ enum class Break : uint8_t {
   kNoWait,          ///< The reader does not wait at all.
   kNoRingWait,      ///< The same, only where the dispatch role waits for room in the token ring.
   kOtherBank,       ///< The reader (for tickets: the taker) looks into the bank of the other call.
-  kNotCleaned,      ///< The clean role leaves the idle bank's cells as they are.
+  kNotCleaned,      ///< The clean role leaves the idle bank's cells (header: an absent rank's ranges) as they are.
   kFlagBeforeData,  ///< The signal is raised before the bytes that it announces are written.
 };
 

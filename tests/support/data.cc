@@ -77,6 +77,8 @@ reference::Layer TestWeights::layer(std::optional<float> clamp) const {
                              .w2 = w2.data() + e * w2_elements_per_expert(),
                              .w2_scale = w2_scale.data() + e * w2_scales_per_expert()});
   }
+  if (shared != nullptr) layer.shared_experts = shared->layer().experts;
+  layer.routed_scaling = routed_scaling;
   return layer;
 }
 
@@ -146,7 +148,8 @@ reference::Input TestTokens::input() const {
           .hidden_codes = nullptr,
           .hidden_scales = nullptr,
           .topk_ids = topk_ids.data(),
-          .topk_weights = topk_weights.data()};
+          .topk_weights = topk_weights.data(),
+          .options = {.shared_weights = shared_weights.empty() ? nullptr : shared_weights.data()}};
 }
 
 QuantizedTokens quantize_tokens(const MoeShape& shape, const TestTokens& tokens) {

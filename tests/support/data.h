@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -20,10 +21,12 @@ double gen_value(uint64_t seed, uint64_t i);
 /// data.
 struct TestWeights {
   MoeShape shape;
-  std::vector<uint8_t> w13;      ///< [E][2I][H], gate rows then up rows.
-  std::vector<float> w13_scale;  ///< [E][2][ceil(I/128)][H/128]
-  std::vector<uint8_t> w2;       ///< [E][H][I]
-  std::vector<float> w2_scale;   ///< [E][H/128][ceil(I/128)]
+  std::vector<uint8_t> w13;                     ///< [E][2I][H], gate rows then up rows.
+  std::vector<float> w13_scale;                 ///< [E][2][ceil(I/128)][H/128]
+  std::vector<uint8_t> w2;                      ///< [E][H][I]
+  std::vector<float> w2_scale;                  ///< [E][H/128][ceil(I/128)]
+  std::shared_ptr<const TestWeights> shared{};  ///< Of the shared experts; null where there are none.
+  float routed_scaling = 1.0f;                  ///< For the oracle.
 
   uint64_t w13_elements_per_expert() const { return uint64_t{2} * shape.intermediate * shape.hidden; }
   uint64_t w2_elements_per_expert() const { return uint64_t{shape.hidden} * shape.intermediate; }
@@ -53,10 +56,11 @@ TestWeights tag_weights(const MoeShape& shape);
 /// The tokens of one rank.
 struct TestTokens {
   uint64_t num_tokens = 0;
-  std::vector<uint16_t> hidden;     ///< [T][H] BF16
-  std::vector<int64_t> topk_ids;    ///< [T][K]
-  std::vector<float> topk_weights;  ///< [T][K]
-  std::vector<uint32_t> tags;       ///< TAG only: the E4M3 code v of a_t = v / 448 of each token.
+  std::vector<uint16_t> hidden;         ///< [T][H] BF16
+  std::vector<int64_t> topk_ids;        ///< [T][K]
+  std::vector<float> topk_weights;      ///< [T][K]
+  std::vector<float> shared_weights{};  ///< [T][shared experts]; empty: 1.
+  std::vector<uint32_t> tags{};         ///< TAG only: the E4M3 code v of a_t = v / 448 of each token.
 
   /// The oracle's view of these buffers; valid while they live and keep their size.
   reference::Input input() const;

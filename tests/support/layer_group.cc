@@ -20,6 +20,16 @@ std::vector<Status> on_each_rank(uint32_t num_ranks, const std::function<Status(
   return statuses;
 }
 
+std::vector<TensorView*> views_of(ExpertWeights& w) {
+  return {&w.w13,        &w.w13_scale,        &w.w2,        &w.w2_scale,
+          &w.shared_w13, &w.shared_w13_scale, &w.shared_w2, &w.shared_w2_scale};
+}
+
+std::vector<TensorView*> views_of(ForwardArgs& a) {
+  return {&a.hidden_states, &a.hidden_states_scale, &a.topk_ids,   &a.topk_weights,
+          &a.output,        &a.shared_weights,      &a.expert_map, &a.cumulative_recv_counts};
+}
+
 ExpertWeights rank_weights(const TestWeights& w, uint32_t rank, uint32_t num_ranks) {
   const int64_t n = w.shape.num_experts / num_ranks, h = w.shape.hidden, i = w.shape.intermediate;
   const int64_t h_blocks = h / kScaleGroup, i_blocks = (i + kScaleGroup - 1) / kScaleGroup;
@@ -34,6 +44,13 @@ ExpertWeights rank_weights(const TestWeights& w, uint32_t rank, uint32_t num_ran
       TensorView::dense(w.w2_scale.data() + first * w.w2_scales_per_expert(), DType::kFloat32, {n, h_blocks, i_blocks});
   weights.w13_layout = W13Layout::kGateUp;
   weights.scale_format = ScaleFormat::kFloat32;
+  if (w.shared != nullptr) {
+    const ExpertWeights shared = rank_weights(*w.shared, 0, 1);
+    weights.shared_w13 = shared.w13;
+    weights.shared_w13_scale = shared.w13_scale;
+    weights.shared_w2 = shared.w2;
+    weights.shared_w2_scale = shared.w2_scale;
+  }
   return weights;
 }
 
@@ -85,7 +102,7 @@ void LayerGroup::open(const std::vector<std::shared_ptr<SymmetricMemory>>& membe
     if (!layer.ok()) return layer.status();
     layers_[rank] = std::move(layer).value();
     ExpertWeights views = rank_weights(weights, rank, num_ranks_);
-    MEGAMOE_RETURN_IF_ERROR(weights_[rank].place({&views.w13, &views.w13_scale, &views.w2, &views.w2_scale}));
+    for (TensorView* view : views_of(views)) MEGAMOE_RETURN_IF_ERROR(weights_[rank].place(*view));
     return layers_[rank]->load_weights(views);
   });
 }
@@ -103,8 +120,7 @@ namespace {
 
 /// Places what still lies in host memory.
 Status place_args(api::TensorStore& store, ForwardArgs& args) {
-  for (TensorView* view :
-       {&args.hidden_states, &args.hidden_states_scale, &args.topk_ids, &args.topk_weights, &args.output})
+  for (TensorView* view : views_of(args))
     if (view->device == Device::kCpu) MEGAMOE_RETURN_IF_ERROR(store.place(*view));
   return {};
 }
@@ -127,6 +143,10 @@ ForwardArgs forward_args(const MoeShape& shape, const TestTokens& tokens, std::v
   args.topk_ids = TensorView::dense(t == 0 ? nullptr : tokens.topk_ids.data(), DType::kInt64, {t, k});
   args.topk_weights = TensorView::dense(t == 0 ? nullptr : tokens.topk_weights.data(), DType::kFloat32, {t, k});
   args.output = TensorView::dense(t == 0 ? nullptr : output.data(), DType::kBFloat16, {t, h});
+  if (!tokens.shared_weights.empty()) {
+    const int64_t m = static_cast<int64_t>(tokens.shared_weights.size()) / t;
+    args.shared_weights = TensorView::dense(tokens.shared_weights.data(), DType::kFloat32, {t, m});
+  }
   return args;
 }
 
@@ -140,6 +160,27 @@ std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& token
 
 std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens,
                                             const std::function<void(uint32_t, ForwardArgs&)>& adjust) {
+  return forward(tokens, adjust, std::vector<bool>(num_ranks_, true));
+}
+
+std::vector<RankOutput> LayerGroup::forward_without(const std::vector<uint32_t>& left_out,
+                                                    const std::vector<TestTokens>& tokens,
+                                                    const std::function<void(uint32_t, ForwardArgs&)>& adjust) {
+  std::vector<bool> takes_part(num_ranks_, true);
+  for (const uint32_t rank : left_out) takes_part[rank] = false;
+  return forward(
+      tokens,
+      [&](uint32_t rank, ForwardArgs& args) {
+        for (uint32_t other = 0; other < num_ranks_; ++other)
+          if (takes_part[other]) args.active_ranks[other / 64] |= uint64_t{1} << other % 64;
+        if (adjust) adjust(rank, args);
+      },
+      takes_part);
+}
+
+std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens,
+                                            const std::function<void(uint32_t, ForwardArgs&)>& adjust,
+                                            const std::vector<bool>& takes_part) {
   std::vector<RankOutput> outputs(num_ranks_, empty_output());
   std::vector<api::TensorStore> stores = make_stores(config_.backend, num_ranks_).value();
   std::barrier placed(num_ranks_);
@@ -149,9 +190,11 @@ std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& token
     adjust(rank, call);
     if (ready.ok()) ready = place_args(stores[rank], call);
     if (config_.backend == "cuda") placed.arrive_and_wait();  // nothing is allocated beside a kernel that waits
+    if (!takes_part[rank]) return Status{};
     if (!ready.ok()) return ready;
     const Status status = layers_[rank]->forward(call);
     ready = stores[rank].fetch(call.output);
+    if (ready.ok()) ready = stores[rank].fetch(call.cumulative_recv_counts);
     return status.ok() ? ready : status;
   });
   for (uint32_t rank = 0; rank < num_ranks_; ++rank) outputs[rank].status = statuses[rank];
@@ -284,6 +327,7 @@ TestTokens join_tokens(const std::vector<TestTokens>& parts) {
     append(all.hidden, part.hidden);
     append(all.topk_ids, part.topk_ids);
     append(all.topk_weights, part.topk_weights);
+    append(all.shared_weights, part.shared_weights);
     append(all.tags, part.tags);
   }
   return all;
@@ -303,6 +347,7 @@ std::vector<TestTokens> split_tokens(const MoeShape& shape, const TestTokens& al
     slice(all.hidden, part.hidden, shape.hidden);
     slice(all.topk_ids, part.topk_ids, shape.top_k);
     slice(all.topk_weights, part.topk_weights, shape.top_k);
+    if (all.num_tokens != 0) slice(all.shared_weights, part.shared_weights, all.shared_weights.size() / all.num_tokens);
     slice(all.tags, part.tags, 1);
     first += part.num_tokens;
   }

@@ -47,12 +47,18 @@ class LayerGroup {
   /// @param adjust  may change the args of a rank
   std::vector<RankOutput> forward(const std::vector<TestTokens>& tokens,
                                   const std::function<void(uint32_t, ForwardArgs&)>& adjust);
+  /// A call from which `left_out` ranks stay away; the others are told so.
+  std::vector<RankOutput> forward_without(const std::vector<uint32_t>& left_out, const std::vector<TestTokens>& tokens,
+                                          const std::function<void(uint32_t, ForwardArgs&)>& adjust = {});
   /// Several calls, which every rank makes one after another without waiting for the end of a call on other ranks.
   /// @return [call][rank]
   std::vector<std::vector<RankOutput>> forward_sequence(const std::vector<std::vector<TestTokens>>& calls);
   std::vector<Status> reset();
 
  private:
+  std::vector<RankOutput> forward(const std::vector<TestTokens>& tokens,
+                                  const std::function<void(uint32_t, ForwardArgs&)>& adjust,
+                                  const std::vector<bool>& takes_part);
   void open(const std::vector<std::shared_ptr<SymmetricMemory>>& members, const TestWeights& weights);
   RankOutput empty_output() const;
 
@@ -66,7 +72,11 @@ class LayerGroup {
 /// One rank's call: `output` is sized and poisoned.
 ForwardArgs forward_args(const MoeShape& shape, const TestTokens& tokens, std::vector<uint16_t>& output);
 
-/// This rank's experts as the public view.
+/// The tensors of a call or of weights, absent ones too.
+std::vector<TensorView*> views_of(ExpertWeights& weights);
+std::vector<TensorView*> views_of(ForwardArgs& args);
+
+/// This rank's experts as the public view, with the shared ones.
 ExpertWeights rank_weights(const TestWeights& weights, uint32_t rank, uint32_t num_ranks);
 
 /// A configuration with small sizes; tests change what they need.

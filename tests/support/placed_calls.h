@@ -7,6 +7,7 @@
 
 #include "api/tensor_store.h"
 #include "megamoe/moe_layer.h"
+#include "support/layer_group.h"
 
 namespace megamoe::test {
 
@@ -16,15 +17,16 @@ class PlacedCalls {
   explicit PlacedCalls(std::string backend) : backend_(std::move(backend)) {}
 
   Status load_weights(MoeLayer& layer, ExpertWeights views) {
-    const Status placed = store().place({&views.w13, &views.w13_scale, &views.w2, &views.w2_scale});
-    return placed.ok() ? layer.load_weights(views) : placed;
+    api::TensorStore& placed = store();
+    for (TensorView* view : views_of(views)) MEGAMOE_RETURN_IF_ERROR(placed.place(*view));
+    return layer.load_weights(views);
   }
 
   /// Leaves the host's output alone.
   Status forward(MoeLayer& layer, ForwardArgs args) {
-    const Status placed = store().place(
-        {&args.hidden_states, &args.hidden_states_scale, &args.topk_ids, &args.topk_weights, &args.output});
-    return placed.ok() ? layer.forward(args) : placed;
+    api::TensorStore& placed = store();
+    for (TensorView* view : views_of(args)) MEGAMOE_RETURN_IF_ERROR(placed.place(*view));
+    return layer.forward(args);
   }
 
  private:

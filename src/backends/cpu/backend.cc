@@ -58,9 +58,7 @@ class CpuBackend final : public backends::Backend {
 Result<backends::BackendPlan> plan_cpu(const LayerConfig& config, uint32_t num_ranks) {
   backends::BackendPlan plan;
   protocol::WorkspaceSpec& w = plan.workspace;
-  w.shape = config.shape;
-  w.num_ranks = num_ranks;
-  w.max_tokens = config.max_tokens_per_rank;
+  backends::set_shape(config, num_ranks, w);
   w.block_m = config.block_rows != 0 ? config.block_rows : choose_block_rows(config, num_ranks);
   if (w.block_m < kMinBlockRows || w.block_m > kMaxBlockRows)
     return out_of_range("block_rows", kMinBlockRows, kMaxBlockRows, w.block_m);

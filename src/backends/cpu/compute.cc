@@ -129,7 +129,7 @@ void Compute::combine(const CallInputs& inputs, uint32_t token) {
   const uint16_t* rows[kMaxTopK];
   uint32_t num_rows = 0;
   for (uint32_t slot = 0; slot < spec.shape.top_k; ++slot) {
-    if (inputs.topk_ids[uint64_t{token} * spec.shape.top_k + slot] < 0) continue;
+    if (inputs.slot_experts[uint64_t{token} * spec.shape.top_k + slot] < 0) continue;
     rows[num_rows++] =
         view_->layout.combine_rows.in(view_->own()) + (uint64_t{slot} * spec.max_tokens + token) * spec.shape.hidden;
   }

@@ -15,8 +15,8 @@ namespace megamoe::cpu {
 struct CallInputs {
   const ForwardArgs* args = nullptr;
   uint32_t num_tokens = 0;
-  const int64_t* topk_ids = nullptr;  ///< [T][K] int64, -1 masked.
-  float clamp = 0;                    ///< +infinity: none.
+  const int32_t* slot_experts = nullptr;  ///< [T][top_k], negative: masked.
+  float clamp = 0;                        ///< +infinity: none.
 };
 
 struct AlignedFree {

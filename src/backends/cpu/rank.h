@@ -31,14 +31,20 @@ class CpuRank final : public backends::BackendRank {
   Status load_weights(const ExpertWeights& weights) override;
   Status forward(const ForwardArgs& args, const Status& refusal) override;
   void peer_died(uint32_t rank) override;
+  void turn_away(const protocol::RankSet& late_ranks) override;
   bool cut_short() const override { return cut_short_; }
   Status reset() override;
   const ForwardReport& last_report() const override { return report_; }
 
  private:
-  /// Copies the ids as int64, whatever their type and strides.
+  /// The caller's id, whatever its type and strides.
+  static int64_t id_at(const ForwardArgs& args, uint32_t token, uint32_t slot);
+  /// Which expert each slot goes to, by the rules of the call.
   void read_ids(const ForwardArgs& args);
+  protocol::Refusal check_map() const;
   protocol::SlotSort sort_slots(const ForwardArgs& args, const Status& refusal);
+  /// cumulative_recv_counts += what this call's plan says.
+  void count_received(const TensorView& counts) const;
   /// Headers, plan, pull, then a share of the combining.
   protocol::WaitResult run_dispatch(M& m, const protocol::Call& call, const protocol::SlotSort& sort,
                                     protocol::RankSet& refused);
@@ -48,14 +54,16 @@ class CpuRank final : public backends::BackendRank {
   Status finish(const protocol::Call& call, protocol::WaitResult dispatch_result, const protocol::RankSet& refused);
   void fill_report(uint64_t start_ns);
 
+  const LayerConfig config_;
   protocol::RankView view_;
   std::shared_ptr<SymmetricMemory> group_;
   WeightTable weights_;
   float clamp_;
   uint64_t timeout_ns_;
   std::vector<std::unique_ptr<Compute>> compute_;  // one per worker, then the dispatch thread's
-  std::vector<int64_t> topk_ids_;                  // [T][K]
-  std::vector<protocol::SlotRange> slot_ranges_;   // [num_experts]
+  protocol::SlotRules rules_;
+  std::vector<int32_t> slot_experts_;             // [T][top_k]
+  std::vector<protocol::SlotRange> slot_ranges_;  // [num_experts]
   CallInputs inputs_;
   std::atomic<bool> cancelled_{false};  // published by plan_ready
   std::atomic<bool> failed_{false};     // some worker left early

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "backends/cpu/kernels/fp_state.h"
 #include "backends/cpu/rank.h"
 #include "backends/error_text.h"
 #include "protocol/roles/clean.h"
@@ -60,7 +61,8 @@ void clean(M& m, const protocol::RankView& view, const protocol::Call& call) {
 template <protocol::Machine M>
 CpuRank<M>::CpuRank(const LayerConfig& config, const backends::BackendPlan& plan,
                     const std::shared_ptr<SymmetricMemory>& group, uint32_t num_workers)
-    : view_(backends::make_view(plan, *group)),
+    : config_(config),
+      view_(backends::make_view(plan, *group)),
       group_(group),
       clamp_(config.swiglu_clamp.value_or(std::numeric_limits<float>::infinity())),
       timeout_ns_(config.timeout_ns),
@@ -71,35 +73,84 @@ CpuRank<M>::CpuRank(const LayerConfig& config, const backends::BackendPlan& plan
 
 template <protocol::Machine M>
 Status CpuRank<M>::load_weights(const ExpertWeights& weights) {
-  weights_.bind(view_.spec.shape, weights);
+  weights_.bind(view_.spec.shape, view_.spec.routed_local_experts(), weights);
   return {};
+}
+
+template <protocol::Machine M>
+int64_t CpuRank<M>::id_at(const ForwardArgs& args, uint32_t token, uint32_t slot) {
+  const TensorView& ids = args.topk_ids;
+  const int64_t offset = int64_t{token} * ids.strides[0] + int64_t{slot} * ids.strides[1];
+  return ids.dtype == DType::kInt32 ? int64_t{static_cast<const int32_t*>(ids.data)[offset]}
+                                    : static_cast<const int64_t*>(ids.data)[offset];
 }
 
 template <protocol::Machine M>
 void CpuRank<M>::read_ids(const ForwardArgs& args) {
   const uint32_t top_k = view_.spec.shape.top_k;
-  const TensorView& ids = args.topk_ids;
-  topk_ids_.resize(size_t{inputs_.num_tokens} * top_k);
-  for (uint32_t token = 0; token < inputs_.num_tokens; ++token) {
-    for (uint32_t slot = 0; slot < top_k; ++slot) {
-      const int64_t offset = int64_t{token} * ids.strides[0] + int64_t{slot} * ids.strides[1];
-      topk_ids_[size_t{token} * top_k + slot] = ids.dtype == DType::kInt32
-                                                    ? int64_t{static_cast<const int32_t*>(ids.data)[offset]}
-                                                    : static_cast<const int64_t*>(ids.data)[offset];
+  rules_ = backends::slot_rules(config_, view_, args);
+  slot_experts_.resize(size_t{inputs_.num_tokens} * top_k);
+  for (uint32_t token = 0; token < inputs_.num_tokens; ++token)
+    for (uint32_t slot = 0; slot < top_k; ++slot)
+      slot_experts_[size_t{token} * top_k + slot] =
+          protocol::slot_expert(rules_, token, slot, [&](uint32_t t, uint32_t s) { return id_at(args, t, s); });
+}
+
+template <protocol::Machine M>
+protocol::Refusal CpuRank<M>::check_map() const {
+  protocol::Refusal refusal;
+  for (uint32_t logical = 0; rules_.expert_map != nullptr && logical < rules_.num_ids; ++logical) {
+    for (uint32_t copy = 0; copy < rules_.max_copies; ++copy) {
+      const int32_t value = rules_.map_entry(logical, copy);
+      if (rules_.is_map_value(value)) continue;
+      refusal.kind = protocol::RefusalKind::kMapOutOfRange;
+      refusal.token = logical;
+      refusal.slot = copy;
+      refusal.value = value;
+      refusal.limit = rules_.num_physical;
+      return refusal;
     }
   }
+  return refusal;
 }
 
 template <protocol::Machine M>
 protocol::SlotSort CpuRank<M>::sort_slots(const ForwardArgs& args, const Status& refusal) {
   if (!refusal.ok()) return {slot_ranges_.data(), backends::make_refusal(refusal)};
+  const DefaultFpState fp_state;  // weights may be multiplied here
+  protocol::SlotSort sort{slot_ranges_.data(), check_map()};
+  if (sort.refusal.kind != protocol::RefusalKind::kNone) return sort;
   const uint32_t top_k = view_.spec.shape.top_k;
   const TensorView& weights = args.topk_weights;
-  const auto id_at = [&](uint32_t token, uint32_t slot) { return topk_ids_[size_t{token} * top_k + slot]; };
-  const auto weight_at = [&](uint32_t token, uint32_t slot) {
+  const auto caller_id = [&](uint32_t token, uint32_t slot) { return id_at(args, token, slot); };
+  const auto caller_weight = [&](uint32_t token, uint32_t slot) {
     return static_cast<const float*>(weights.data)[int64_t{token} * weights.strides[0] + slot * weights.strides[1]];
   };
-  return {slot_ranges_.data(), protocol::sort_slots(view_, inputs_.num_tokens, id_at, weight_at, slot_ranges_.data())};
+  sort.refusal = protocol::sort_slots(
+      view_, inputs_.num_tokens,
+      [&](uint32_t token, uint32_t slot) { return int64_t{slot_experts_[size_t{token} * top_k + slot]}; },
+      [&](uint32_t token, uint32_t slot) {
+        return protocol::slot_weight(rules_, token, slot, caller_id, caller_weight);
+      },
+      slot_ranges_.data());
+  if (sort.refusal.kind == protocol::RefusalKind::kIdOutOfRange) {
+    sort.refusal.value = id_at(args, sort.refusal.token, sort.refusal.slot);
+    sort.refusal.limit = rules_.num_ids;
+  }
+  return sort;
+}
+
+template <protocol::Machine M>
+void CpuRank<M>::count_received(const TensorView& counts) const {
+  if (!counts.present()) return;
+  const uint32_t* rows = view_.layout.expert_num_rows.in(view_.own());
+  for (uint32_t expert = 0; expert < rules_.routed_local; ++expert) {
+    if (counts.dtype == DType::kInt32) {
+      static_cast<int32_t*>(counts.data)[expert] += static_cast<int32_t>(rows[expert]);
+    } else {
+      static_cast<int64_t*>(counts.data)[expert] += rows[expert];
+    }
+  }
 }
 
 template <protocol::Machine M>
@@ -122,7 +173,7 @@ WaitResult CpuRank<M>::run_combine(M& m, const protocol::Call& call, uint32_t wo
   const uint32_t top_k = view_.spec.shape.top_k;
   return protocol::combine_tokens(
       m, view_, call, worker, inputs_.num_tokens,
-      [&](uint32_t token, uint32_t slot) { return topk_ids_[size_t{token} * top_k + slot]; },
+      [&](uint32_t token, uint32_t slot) { return int64_t{slot_experts_[size_t{token} * top_k + slot]}; },
       [&](uint32_t token) { compute.combine(inputs_, token); });
 }
 
@@ -140,7 +191,9 @@ WaitResult CpuRank<M>::run_dispatch(M& m, const protocol::Call& call, const prot
     m.template store_release<protocol::Signal::kPlanReady>(view_.layout.plan_ready.in(view_.own()), call.epoch);
     return result;
   }
+  protocol::clear_absent_ranges(view_, call);
   protocol::publish_plan(m, view_, call);
+  count_received(inputs_.args->cumulative_recv_counts);
   const uint64_t pull_start_ns = m.now_ns();
   result = pull(m, call);
   report_.pull_ns = m.now_ns() - pull_start_ns;
@@ -188,7 +241,7 @@ void CpuRank<M>::fill_report(uint64_t start_ns) {
   report_.l2_ns = times_.l2_ns;
   report_.combine_ns = times_.combine_ns;
   const uint32_t* rows = view_.layout.expert_num_rows.in(view_.own());
-  report_.rows_per_expert.assign(rows, rows + view_.spec.local_experts());
+  report_.rows_per_expert.assign(rows, rows + view_.spec.routed_local_experts());
   report_.total_ns = m.now_ns() - start_ns;
 }
 
@@ -204,9 +257,10 @@ Status CpuRank<M>::forward(const ForwardArgs& args, const Status& refusal) {
   protocol::Call call;
   call.epoch = ++*view_.layout.epoch.in(view_.own());
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
+  call.absent = backends::absent_ranks(args, view_.spec.num_ranks);
   inputs_ = {&args, refusal.ok() ? static_cast<uint32_t>(args.hidden_states.shape[0]) : 0, nullptr, clamp_};
   if (refusal.ok()) read_ids(args);
-  inputs_.topk_ids = topk_ids_.data();
+  inputs_.slot_experts = slot_experts_.data();
 
   // The workers need only the tokens, so they start before the ids are sorted; a refused call needs none of them.
   const bool start_workers = refusal.ok();
@@ -225,6 +279,12 @@ template <protocol::Machine M>
 void CpuRank<M>::peer_died(uint32_t rank) {
   M m;
   protocol::report_death(m, view_, rank);
+}
+
+template <protocol::Machine M>
+void CpuRank<M>::turn_away(const protocol::RankSet& late_ranks) {
+  M m;
+  protocol::turn_away(m, view_, late_ranks);
 }
 
 template <protocol::Machine M>

@@ -19,9 +19,9 @@ struct WeightRows {
 
 class WeightTable {
  public:
+  /// Local experts from `num_routed` on are the shared ones.
   /// Precondition: the views passed validate_weights.
-  void bind(const MoeShape& shape, const ExpertWeights& weights);
-  bool bound() const { return w13_ != nullptr; }
+  void bind(const MoeShape& shape, uint32_t num_routed, const ExpertWeights& weights);
 
   WeightRows w13_rows(uint32_t local_expert, core::W13Half half, uint32_t first_row) const;
   const float* w13_scales(uint32_t local_expert, core::W13Half half, uint32_t first_row) const;
@@ -29,12 +29,26 @@ class WeightTable {
   const float* w2_scales(uint32_t local_expert, uint32_t first_row) const;
 
  private:
+  /// Experts whose tensors lie together.
+  struct Experts {
+    const uint8_t* w13 = nullptr;
+    const uint8_t* w2 = nullptr;
+    std::vector<float> w13_scales;  // [n][2: gate, up][ceil(I / 128)][H / 128]
+    std::vector<float> w2_scales;   // [n][H / 128][ceil(I / 128)]
+  };
+
+  /// Where a local expert is; makes `local_expert` the index there.
+  const Experts& experts_of(uint32_t& local_expert) const {
+    if (local_expert < num_routed_) return routed_;
+    local_expert -= num_routed_;
+    return shared_;
+  }
+
   MoeShape shape_;
+  uint32_t num_routed_ = 0;
   W13Layout layout_ = W13Layout::kUnspecified;
-  const uint8_t* w13_ = nullptr;
-  const uint8_t* w2_ = nullptr;
-  std::vector<float> w13_scales_;  // [n][2: gate, up][ceil(I / 128)][H / 128]
-  std::vector<float> w2_scales_;   // [n][H / 128][ceil(I / 128)]
+  Experts routed_;
+  Experts shared_;
 };
 
 }  // namespace megamoe::cpu

@@ -153,9 +153,7 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
   const KernelInstance& chosen = instance != nullptr ? *instance : choose_instance(config, num_ranks);
   backends::BackendPlan plan;
   protocol::WorkspaceSpec& w = plan.workspace;
-  w.shape = config.shape;
-  w.num_ranks = num_ranks;
-  w.max_tokens = config.max_tokens_per_rank;
+  backends::set_shape(config, num_ranks, w);
   w.block_m = chosen.spec.block_m;
   protocol::ScheduleSpec& s = plan.schedule;
   s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;

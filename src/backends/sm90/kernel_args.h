@@ -5,6 +5,7 @@
 
 #include "protocol/events.h"
 #include "protocol/rank_view.h"
+#include "protocol/slot_rules.h"
 
 namespace megamoe::sm90 {
 
@@ -34,19 +35,33 @@ struct CallTensors {
   TokenSource source = TokenSource::kQuantizeBf16;
   bool scales_are_ue8m0 = false;
   bool ids_are_64_bit = false;
+  // What of SlotRules a call without extras needs, close to what it reads anyway.
+  bool is_plain = true;         ///< Ids and weights of the caller are taken as they are, and all ranks are present.
+  uint32_t num_ids = 0;         ///< SlotRules::num_ids.
+  void* recv_counts = nullptr;  // [routed local experts] int32 or int64, added to; null: none
+  bool recv_counts_are_64_bit = false;
 };
 
-/// The rank's weights, as the checkpoint has them.
+/// Scales of experts whose tensors lie together, as the checkpoint has them.
+struct ExpertScales {
+  const float* w13 = nullptr;  // [experts][2][ceil(I / 128)][H / 128]
+  const float* w2 = nullptr;   // [experts][H / 128][ceil(I / 128)]
+};
+
+/// The rank's weights. Local experts from `first_shared` on are the shared ones.
 struct WeightScales {
-  const float* w13 = nullptr;  // [local_experts][2][ceil(I / 128)][H / 128]
-  const float* w2 = nullptr;   // [local_experts][H / 128][ceil(I / 128)]
-  bool up_is_first = false;    ///< The first half of w13 is the up half.
+  ExpertScales routed;
+  ExpertScales shared;
+  uint32_t first_shared = 0;
+  bool up_is_first = false;  ///< The first half of w13 is the up half.
 };
 
 /// Boxes are rows of 128 bytes with 128-byte swizzle.
 struct TensorMaps {
   CUtensorMap w13;         // (k, 8 rows, gate/up, I / 8, expert) -> 256 rows: 8 gate, 8 up, 8 gate, ...
   CUtensorMap w2;          // (k, H, expert) -> 256 rows
+  CUtensorMap shared_w13;  // of the shared experts; all zero where there are none
+  CUtensorMap shared_w2;
   CUtensorMap pool;        // (k, ring row) -> block_m rows
   CUtensorMap pool_half;   // the same, 64 rows: for blocks with few
   CUtensorMap acts;        // (k, ring row) -> block_m rows
@@ -97,6 +112,7 @@ struct KernelArgs {
   TensorMaps maps;
   protocol::RankView view;
   CallTensors tensors;
+  protocol::SlotRules rules;
   WeightScales weight_scales;
   protocol::Refusal refusal;  ///< Found by the host; kind kNone where there is none.
   GridState* grid_state = nullptr;

@@ -67,6 +67,9 @@ struct Context {
     return peer(region, rank) + bank() * (region.count / 2);
   }
   __device__ __forceinline__ const protocol::Workspace& layout() const { return args.view.layout; }
+  __device__ __forceinline__ bool is_absent(uint32_t rank) const {
+    return !args.tensors.is_plain && args.rules.absent.contains(rank);
+  }
   __device__ __forceinline__ protocol::PoolPlan pool_plan() const {
     return {own(layout().expert_first_block), own(layout().expert_num_rows), own(layout().source_first_row),
             args.view.spec.local_experts(), args.view.spec.block_m};
@@ -197,9 +200,10 @@ __device__ __forceinline__ void report_failure(Context<Spec>& c) {
   record.missing.words[0] = f.missing[0];
   record.missing.words[1] = f.missing[1];
   record.waited_ns = f.waited_ns;
-  record.valid = 1;
+  record.valid = protocol::kRecordGaveUp;
   for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer)
-    ptx::store_release_sys(c.peer(c.layout().abort_word, peer), protocol::abort_value(c.epoch(), view.rank));
+    if (!c.is_absent(peer))
+      ptx::store_release_sys(c.peer(c.layout().abort_word, peer), protocol::abort_value(c.epoch(), view.rank));
 }
 
 /// Marks a rank as owing the signal of this CTA's failure.

@@ -49,7 +49,7 @@ Result<std::unique_ptr<Sm90Rank>> Sm90Rank::create(const LayerConfig& config, co
 
 Sm90Rank::Sm90Rank(const LayerConfig& config, const backends::BackendPlan& plan, const KernelInstance& instance,
                    std::shared_ptr<SymmetricMemory> group)
-    : instance_(instance), group_(std::move(group)), timeout_ns_(config.timeout_ns) {
+    : instance_(instance), config_(config), group_(std::move(group)), timeout_ns_(config.timeout_ns) {
   args_.view = backends::make_view(plan, *group_);
   args_.clamp = config.swiglu_clamp.value_or(std::numeric_limits<float>::infinity());
 }
@@ -59,8 +59,7 @@ Sm90Rank::~Sm90Rank() {
   if (side_stream_ != nullptr) cudaStreamDestroy(side_stream_);
   cudaFree(args_.grid_state);
   cudaFreeHost(args_.report);
-  cudaFree(converted_w13_scales_);
-  cudaFree(converted_w2_scales_);
+  for (float* scales : converted_scales_) cudaFree(scales);
 }
 
 Status Sm90Rank::open() {
@@ -112,10 +111,11 @@ Status Sm90Rank::share_gpu() {
                   sharing, num_sms)};
 }
 
-Result<const float*> Sm90Rank::float_scales(const TensorView& scales, float*& converted) {
-  if (scales.dtype == DType::kFloat32) return static_cast<const float*>(scales.data);
+Result<const float*> Sm90Rank::float_scales(const TensorView& scales, uint32_t which) {
+  if (!scales.present() || scales.dtype == DType::kFloat32) return static_cast<const float*>(scales.data);
   constexpr std::string_view kWhere = "moe_layer.load_weights";
   const auto count = static_cast<uint64_t>(scales.num_elements());
+  float*& converted = converted_scales_[which];
   cudaFree(converted);
   converted = nullptr;
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&converted), count * sizeof(float)), kWhere);
@@ -126,13 +126,23 @@ Result<const float*> Sm90Rank::float_scales(const TensorView& scales, float*& co
 }
 
 Status Sm90Rank::load_weights(const ExpertWeights& weights) {
-  const Result<const float*> w13_scales = float_scales(weights.w13_scale, converted_w13_scales_);
-  if (!w13_scales.ok()) return w13_scales.status();
-  const Result<const float*> w2_scales = float_scales(weights.w2_scale, converted_w2_scales_);
-  if (!w2_scales.ok()) return w2_scales.status();
-  args_.weight_scales = {w13_scales.value(), w2_scales.value(), weights.w13_layout == W13Layout::kUpGate};
-  return make_weight_maps(args_.view, instance_.spec, weights.w13.data, weights.w2.data, weights.w13_layout,
-                          args_.maps);
+  const protocol::WorkspaceSpec& spec = args_.view.spec;
+  const std::array<const TensorView*, 4> views = {&weights.w13_scale, &weights.w2_scale, &weights.shared_w13_scale,
+                                                  &weights.shared_w2_scale};
+  std::array<const float*, 4> scales{};
+  for (uint32_t i = 0; i < views.size(); ++i) {
+    const Result<const float*> read = float_scales(*views[i], i);
+    if (!read.ok()) return read.status();
+    scales[i] = read.value();
+  }
+  const W13Layout layout = weights.w13_layout;
+  args_.weight_scales = {
+      {scales[0], scales[1]}, {scales[2], scales[3]}, spec.routed_local_experts(), layout == W13Layout::kUpGate};
+  MEGAMOE_RETURN_IF_ERROR(make_weight_maps(args_.view, instance_.spec, spec.routed_local_experts(), weights.w13.data,
+                                           weights.w2.data, layout, args_.maps.w13, args_.maps.w2));
+  if (spec.shared_experts == 0) return {};
+  return make_weight_maps(args_.view, instance_.spec, spec.shared_experts, weights.shared_w13.data,
+                          weights.shared_w2.data, layout, args_.maps.shared_w13, args_.maps.shared_w2);
 }
 
 InputViews Sm90Rank::input_views() const {
@@ -166,6 +176,8 @@ CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
   t.weight_slot_stride = stride(args.topk_weights, 1);
   t.output = static_cast<uint16_t*>(args.output.data);
   t.output_row_stride = stride(args.output, 0);
+  t.recv_counts = args.cumulative_recv_counts.present() ? args.cumulative_recv_counts.data : nullptr;
+  t.recv_counts_are_64_bit = args.cumulative_recv_counts.dtype == DType::kInt64;
   return t;
 }
 
@@ -176,6 +188,9 @@ Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStr
   if (own.ok()) own = check_alignment("output", args.output);
   call.refusal = backends::make_refusal(own);
   if (own.ok()) call.tensors = call_tensors(args);
+  call.rules = backends::slot_rules(config_, args_.view, args);
+  call.tensors.is_plain = !call.rules.changes_ids() && call.rules.routed_scaling == 1.0f;
+  call.tensors.num_ids = call.rules.num_ids;
   call.gathers_rows = instance_.spec.gathers_rows && args_.view.spec.num_ranks == 1 && !call.tensors.scales_are_ue8m0 &&
                       call.tensors.num_tokens <= kMaxGatheredTokens;
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
@@ -216,7 +231,7 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
   report_.total_ns = steady_ns() - start_ns;
   MEGAMOE_RETURN_IF_ERROR(finish());
   const auto& num_rows = args_.view.layout.expert_num_rows;
-  report_.rows_per_expert.resize(args_.view.spec.local_experts());
+  report_.rows_per_expert.resize(args_.view.spec.routed_local_experts());
   MEGAMOE_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(report_.rows_per_expert.data(), num_rows.in(args_.view.own()),
                       report_.rows_per_expert.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost, stream_),
@@ -234,19 +249,33 @@ Status Sm90Rank::abort_reason(uint64_t abort_word) {
   return backends::abort_status(args_.view, abort_word, record);
 }
 
+void Sm90Rank::raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks) {
+  const uint64_t word = protocol::abort_value(0, args_.view.rank);
+  cudaMemcpyAsync(args_.view.layout.error_record.in(args_.view.own()), &record, sizeof(record), cudaMemcpyHostToDevice,
+                  side_stream_);
+  for (const uint32_t rank : ranks)
+    cudaMemcpyAsync(args_.view.layout.abort_word.in(args_.view.base(rank)), &word, sizeof(word), cudaMemcpyHostToDevice,
+                    side_stream_);
+  cudaStreamSynchronize(side_stream_);
+}
+
 void Sm90Rank::peer_died(uint32_t rank) {
-  // What protocol::report_death leaves, written by the copy engine beside a running kernel.
-  void* own = args_.view.own();
+  // What protocol::report_death leaves, written by the copy engine.
   protocol::ErrorRecord record;
   record.rank = static_cast<uint16_t>(args_.view.rank);
   record.signal = protocol::Signal::kAbort;
   record.missing.insert(rank);
-  record.valid = 1;
-  const uint64_t word = protocol::abort_value(0, args_.view.rank);
-  cudaMemcpyAsync(args_.view.layout.error_record.in(own), &record, sizeof(record), cudaMemcpyHostToDevice,
-                  side_stream_);
-  cudaMemcpyAsync(args_.view.layout.abort_word.in(own), &word, sizeof(word), cudaMemcpyHostToDevice, side_stream_);
-  cudaStreamSynchronize(side_stream_);
+  record.valid = protocol::kRecordGaveUp;
+  raise_abort(record, {args_.view.rank});
+}
+
+void Sm90Rank::turn_away(const protocol::RankSet& late_ranks) {
+  // What protocol::turn_away leaves.
+  protocol::ErrorRecord record;
+  record.rank = static_cast<uint16_t>(args_.view.rank);
+  record.missing = late_ranks;
+  record.valid = protocol::kRecordLeftOut;
+  raise_abort(record, backends::members(late_ranks));
 }
 
 Status Sm90Rank::reset() {

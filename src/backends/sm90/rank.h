@@ -1,7 +1,9 @@
 // One rank on one GPU (or on its share of one): owns what a launch needs besides the workspace.
 #pragma once
 
+#include <array>
 #include <memory>
+#include <vector>
 
 #include "backends/backend.h"
 #include "backends/sm90/instance.h"
@@ -29,6 +31,7 @@ class Sm90Rank final : public backends::BackendRank {
   /// enqueue() on the rank's own stream, then finish().
   Status forward(const ForwardArgs& args, const Status& refusal) override;
   void peer_died(uint32_t rank) override;
+  void turn_away(const protocol::RankSet& late_ranks) override;
   bool cut_short() const override { return cut_short_; }
   Status reset() override;
   const ForwardReport& last_report() const override { return report_; }
@@ -50,18 +53,21 @@ class Sm90Rank final : public backends::BackendRank {
   Status open();
   Status share_gpu();
   CallTensors call_tensors(const ForwardArgs& args) const;
-  Result<const float*> float_scales(const TensorView& scales, float*& converted);
+  /// @param which  of converted_scales_, for scales that are not FP32
+  Result<const float*> float_scales(const TensorView& scales, uint32_t which);
   Status abort_reason(uint64_t abort_word);
+  /// Leaves `record` in this rank's workspace and raises the abort word of `ranks`, beside a running kernel.
+  void raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks);
 
   const KernelInstance& instance_;
+  const LayerConfig config_;
   std::shared_ptr<SymmetricMemory> group_;
   uint64_t timeout_ns_;
   int device_ = 0;
   uint32_t num_ctas_ = 0;
   CUstream_st* stream_ = nullptr;       // forward() and reset()
   CUstream_st* side_stream_ = nullptr;  // peer_died(), beside a running kernel
-  float* converted_w13_scales_ = nullptr;
-  float* converted_w2_scales_ = nullptr;
+  std::array<float*, 4> converted_scales_{};
   KernelArgs args_;
   bool cut_short_ = false;
   ForwardReport report_;

@@ -51,7 +51,8 @@ struct RouteScratch {
   uint32_t counts[kMaxExperts];
   uint32_t first[kMaxExperts];
   uint32_t next[kMaxExperts];
-  uint32_t first_bad;  ///< 0, or UINT32_MAX minus the lowest slot whose id is no expert.
+  uint32_t first_bad;      ///< 0, or UINT32_MAX minus the lowest slot whose id is no expert.
+  uint32_t first_bad_map;  ///< The same of the expert map's entries; known to the first CTA.
   uint32_t refused_words[4];
 };
 

@@ -33,8 +33,8 @@ Status encode(const char* name, const ByteMap<kDims>& m, CUtensorMap& map) {
   steps.fill(1);
   const CUresult result = function(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kDims, m.base, m.extents.data(),
                                    m.strides_bytes.data(), m.box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                   m.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                                   m.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                   m.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, m.promotion,
+                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return {Code::kInternal, fmt::format("sm90.tensor_map: the map of {} must be accepted by the driver, got CUresult {}",
                                        name, static_cast<int>(result))};
@@ -68,9 +68,9 @@ Status make_workspace_maps(const protocol::RankView& view, const protocol::Kerne
                    maps.acts_store);
 }
 
-Status make_weight_maps(const protocol::RankView& view, const protocol::KernelSpec& spec, const void* w13,
-                        const void* w2, W13Layout layout, TensorMaps& maps) {
-  const cuuint64_t h = view.spec.shape.hidden, i = view.spec.shape.intermediate, experts = view.spec.local_experts();
+Status make_weight_maps(const protocol::RankView& view, const protocol::KernelSpec& spec, uint32_t num_experts,
+                        const void* w13, const void* w2, W13Layout layout, CUtensorMap& w13_map, CUtensorMap& w2_map) {
+  const cuuint64_t h = view.spec.shape.hidden, i = view.spec.shape.intermediate, experts = num_experts;
   // Dimensions (k, row of 8, half, group of 8 rows, expert): the box lays 8 rows of one half after 8 rows of the other.
   // Strides in bytes: from row to row of a half, from half to half, from 8 rows to the next 8 of a half.
   cuuint64_t row = h, half = i * h, group = 8 * h;
@@ -89,8 +89,10 @@ Status make_weight_maps(const protocol::RankView& view, const protocol::KernelSp
                                      {kBoxK, 8, 2, spec.tile_n / 16, 1},
                                      true,
                                      kWeightPromotion},
-                                    maps.w13));
-  return encode<3>("w2", {const_cast<void*>(w2), {i, h, experts}, {i, h * i}, {kBoxK, spec.tile_n, 1}, true, kWeightPromotion}, maps.w2);
+                                    w13_map));
+  return encode<3>(
+      "w2", {const_cast<void*>(w2), {i, h, experts}, {i, h * i}, {kBoxK, spec.tile_n, 1}, true, kWeightPromotion},
+      w2_map);
 }
 
 }  // namespace megamoe::sm90

@@ -51,11 +51,32 @@ double dot(const GemmRow& x, const uint8_t* weight_codes, const float* weight_sc
   return sum;
 }
 
+const ExpertWeights& expert_weights(const Layer& layer, uint32_t expert) {
+  const uint32_t num_experts = layer.shape.num_experts;
+  return expert < num_experts ? layer.experts[expert] : layer.shared_experts[expert - num_experts];
+}
+
+/// The physical expert that an id of the caller stands for; -1: none.
+int64_t physical_expert(const CallOptions& options, uint64_t token, int64_t id) {
+  int64_t expert = id;
+  if (!options.expert_map.empty() && id >= 0) {
+    std::vector<int32_t> copies;
+    for (const int32_t copy : options.expert_map[static_cast<size_t>(id)]) {
+      if (copy == -1) break;
+      copies.push_back(copy);
+    }
+    expert = copies.empty() ? -1 : copies[(token + options.rank) % copies.size()];
+  }
+  if (expert >= 0 && !options.expert_is_absent.empty() && options.expert_is_absent[static_cast<size_t>(expert)])
+    return -1;
+  return expert;
+}
+
 void gate_up(const Layer& layer, uint32_t expert, const GemmRow& x, double* gate, double* up) {
   const uint64_t hidden = layer.shape.hidden;
   const uint64_t intermediate = layer.shape.intermediate;
   const uint64_t k_blocks = hidden / kBlock;
-  const ExpertWeights& weights = layer.experts[expert];
+  const ExpertWeights& weights = expert_weights(layer, expert);
   for (uint64_t i = 0; i < intermediate; ++i) {
     gate[i] = dot(x, weights.w13 + i * hidden, weights.gate_scale + i / kBlock * k_blocks);
     up[i] = dot(x, weights.w13 + (intermediate + i) * hidden, weights.up_scale + i / kBlock * k_blocks);
@@ -65,7 +86,7 @@ void gate_up(const Layer& layer, uint32_t expert, const GemmRow& x, double* gate
 void down(const Layer& layer, uint32_t expert, const GemmRow& h, double* row) {
   const uint64_t intermediate = layer.shape.intermediate;
   const uint64_t k_blocks = num_blocks(layer.shape.intermediate);
-  const ExpertWeights& weights = layer.experts[expert];
+  const ExpertWeights& weights = expert_weights(layer, expert);
   for (uint64_t column = 0; column < layer.shape.hidden; ++column) {
     row[column] = dot(h, weights.w2 + column * intermediate, weights.w2_scale + column / kBlock * k_blocks);
   }
@@ -148,25 +169,62 @@ void combine_rows(const uint16_t* const* rows, uint32_t num_rows, uint32_t hidde
   }
 }
 
-void slot_row(const Layer& layer, const Input& input, uint64_t token, uint32_t slot, Mode mode, double* row) {
-  const uint64_t slot_idx = token * layer.shape.top_k + slot;
-  const auto expert = static_cast<uint32_t>(input.topk_ids[slot_idx]);
-  const float topk_weight = input.topk_weights[slot_idx];
+// Sums and products are those of the contract: FP64 holds the exact sum or product of two FP32 numbers well enough that
+// rounding it to FP32 is the FP32 operation.
+std::vector<SlotChoice> slot_choices(const Layer& layer, const Input& input, uint64_t token) {
+  const uint32_t top_k = layer.shape.top_k;
+  const CallOptions& options = input.options;
+  std::vector<SlotChoice> choices(top_k);
+  double all = 0.0, left = 0.0;
+  bool is_short = false;
+  for (uint32_t slot = 0; slot < top_k; ++slot) {
+    const int64_t id = input.topk_ids[token * top_k + slot];
+    if (id == -1) continue;
+    const float weight = input.topk_weights[token * top_k + slot];
+    choices[slot] = {physical_expert(options, token, id), weight};
+    all = static_cast<float>(all + weight);
+    if (choices[slot].expert == -1) is_short = true;
+    if (choices[slot].expert != -1) left = static_cast<float>(left + weight);
+  }
+  const bool makes_up = options.renormalize_weights && is_short && left != 0.0;
+  const float factor = makes_up ? static_cast<float>(all / left) : 1.0f;
+  for (SlotChoice& choice : choices) {
+    choice.weight = static_cast<float>(double{choice.weight} * factor);
+    choice.weight = static_cast<float>(double{choice.weight} * layer.routed_scaling);
+  }
+  const size_t num_shared = layer.shared_experts.size();
+  for (size_t i = 0; i < num_shared; ++i)
+    choices.push_back({static_cast<int64_t>(layer.shape.num_experts + i),
+                       options.shared_weights == nullptr ? 1.0f : options.shared_weights[token * num_shared + i]});
+  return choices;
+}
+
+namespace {
+
+void choice_row(const Layer& layer, const Input& input, uint64_t token, const SlotChoice& choice, Mode mode,
+                double* row) {
+  const auto expert = static_cast<uint32_t>(choice.expert);
   const QuantizedRow x = input_row(layer, input, token);
   if (mode == Mode::kNoRequant) {
-    down(layer, expert, unscaled(activated(layer, expert, x, topk_weight)), row);
+    down(layer, expert, unscaled(activated(layer, expert, x, choice.weight)), row);
   } else {
-    down_row(layer, expert, intermediate_row(layer, expert, x, topk_weight), row);
+    down_row(layer, expert, intermediate_row(layer, expert, x, choice.weight), row);
   }
+}
+
+}  // namespace
+
+void slot_row(const Layer& layer, const Input& input, uint64_t token, uint32_t slot, Mode mode, double* row) {
+  choice_row(layer, input, token, slot_choices(layer, input, token)[slot], mode, row);
 }
 
 void forward_row(const Layer& layer, const Input& input, uint64_t token, Mode mode, double* out) {
   const uint32_t hidden = layer.shape.hidden;
   std::fill(out, out + hidden, 0.0);
   std::vector<double> row(hidden);
-  for (uint32_t slot = 0; slot < layer.shape.top_k; ++slot) {
-    if (input.topk_ids[token * layer.shape.top_k + slot] == -1) continue;
-    slot_row(layer, input, token, slot, mode, row.data());
+  for (const SlotChoice& choice : slot_choices(layer, input, token)) {
+    if (choice.expert == -1) continue;
+    choice_row(layer, input, token, choice, mode, row.data());
     for (uint32_t column = 0; column < hidden; ++column) {
       if (mode == Mode::kNoRequant) {
         out[column] += row[column];

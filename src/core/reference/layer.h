@@ -22,8 +22,20 @@ struct ExpertWeights {
 
 struct Layer {
   MoeShape shape;
-  std::optional<float> clamp;          ///< Absent or +infinity: no clamp.
-  std::vector<ExpertWeights> experts;  ///< One per global expert; those that no token names may be empty.
+  std::optional<float> clamp;                   ///< Absent or +infinity: no clamp.
+  std::vector<ExpertWeights> experts;           ///< One per global expert; those that no token names may be empty.
+  std::vector<ExpertWeights> shared_experts{};  ///< Visited by every token after its K slots.
+  float routed_scaling = 1.0f;                  ///< Multiplies top-k weights, one FP32 product.
+};
+
+/// What a call adds to a layer and a rank's tokens.
+struct CallOptions {
+  uint32_t rank = 0;                      ///< Whose tokens they are.
+  const float* shared_weights = nullptr;  ///< [T][shared experts]; null: 1.
+  /// [logical experts][copies]: ids name logical experts, whose copies end at the first -1. Empty: ids name experts.
+  std::vector<std::vector<int32_t>> expert_map{};
+  std::vector<bool> expert_is_absent{};  ///< By physical expert; empty: none is.
+  bool renormalize_weights = false;
 };
 
 /// Tokens either as BF16 (quantised here) or as E4M3 codes with scales.
@@ -34,6 +46,7 @@ struct Input {
   const float* hidden_scales = nullptr;   ///< [T][H/128]
   const int64_t* topk_ids = nullptr;      ///< [T][K], -1 = masked; any other id is below E (the caller has checked).
   const float* topk_weights = nullptr;    ///< [T][K]; that of a masked slot is never read.
+  CallOptions options{};
 };
 
 enum class Mode {
@@ -64,6 +77,15 @@ QuantizedRow intermediate_row(const Layer& layer, uint32_t expert, const Quantiz
 void down_row(const Layer& layer, uint32_t expert, const QuantizedRow& h, double* row);
 /// Sums `num_rows` BF16 rows of `hidden` columns in the given order: FP32 additions from +0, one rounding to BF16.
 void combine_rows(const uint16_t* const* rows, uint32_t num_rows, uint32_t hidden, uint16_t* out);
+
+/// Where a slot goes, and with which weight.
+struct SlotChoice {
+  int64_t expert = -1;  ///< Physical; those from E on are the shared ones; -1: masked.
+  float weight = 0;
+};
+/// A token's K slots and its shared experts, in the order of the sum: ids through the map, absent experts masked,
+/// weights made up for what is masked and scaled.
+std::vector<SlotChoice> slot_choices(const Layer& layer, const Input& input, uint64_t token);
 
 /// All stages of one slot: `row[0 .. H)` before it is rounded to BF16. The slot must not be masked.
 void slot_row(const Layer& layer, const Input& input, uint64_t token, uint32_t slot, Mode mode, double* row);

@@ -31,6 +31,7 @@ inline Refusal sort_slots(const RankView& view, uint32_t num_tokens, IdAt id_at,
         refusal.token = token;
         refusal.slot = slot;
         refusal.value = id;
+        refusal.limit = num_experts;
         return refusal;
       }
       ++ranges[id].num_rows;
@@ -53,7 +54,7 @@ inline Refusal sort_slots(const RankView& view, uint32_t num_tokens, IdAt id_at,
   return {};
 }
 
-/// Writes counts (or the refusal) into every owner's workspace, then the header.
+/// Writes counts (or the refusal) into every present owner's workspace, then the header.
 /// Order: header is released at system scope, publishing the slot list, the ranges and the refusal; pairs with
 /// wait_headers.
 template <Machine M>
@@ -63,6 +64,7 @@ MEGAMOE_HD void publish_header(M& m, const RankView& view, const Call& call, con
   const bool refused = sort.refusal.kind != RefusalKind::kNone;
   for (uint32_t n = 0; n < view.spec.num_ranks; ++n) {
     const uint32_t owner = nth_source(view.rank, n, view.spec.num_ranks);
+    if (call.absent.contains(owner)) continue;
     if (refused) {
       m.copy(view.map(own.refusal + view.rank, owner), &sort.refusal, sizeof(Refusal));
     } else {
@@ -74,7 +76,7 @@ MEGAMOE_HD void publish_header(M& m, const RankView& view, const Call& call, con
   }
 }
 
-/// Waits until every rank's header of this call is here.
+/// Waits until every present rank's header of this call is here.
 /// @param refused  out: ranks that refuse the call
 template <Machine M>
 MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call, RankSet& refused) {
@@ -84,6 +86,7 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
     return header_epoch(seen) == call.epoch;
   };
   for (uint32_t source = 0; source < view.spec.num_ranks; ++source) {
+    if (call.absent.contains(source)) continue;
     const WaitSite site{Signal::kHeader, Role::kDispatch, 0, source, header_value(call.epoch, 0)};
     const WaitResult result = wait_for(
         m, view, call, site, [&](uint64_t& seen) { return arrived(source, seen); },
@@ -94,6 +97,18 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
     if ((seen & kHeaderRefused) != 0) refused.insert(source);
   }
   return WaitResult::kReady;
+}
+
+/// Makes of what absent ranks left in this bank, when they were still present, ranges of ranks that send nothing. Before
+/// publish_plan; everything after it goes by the ranges alone.
+inline MEGAMOE_HD void clear_absent_ranges(const RankView& view, const Call& call) {
+  if (call.absent.empty()) return;
+  const Banks own(view, call.bank());
+  const uint32_t local = view.spec.local_experts();
+  for (uint32_t source = 0; source < view.spec.num_ranks; ++source) {
+    if (!call.absent.contains(source)) continue;
+    for (uint32_t expert = 0; expert < local; ++expert) own.slot_ranges[uint64_t{source} * local + expert] = {0, 0};
+  }
 }
 
 /// Computes the pool plan of this call and lets the other roles read it.

@@ -1,5 +1,5 @@
 // Ranks as processes that run the layer, one of them killed at a random moment: the others end soon, with an error that
-// names it, and no call that says ok has wrong bits.
+// names it, and no call that says ok has wrong bits; or go on where it had been left out.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -28,11 +28,14 @@ constexpr uint32_t kRanks = 4;
 constexpr uint64_t kJoinNs = 3'000'000'000;  // a rank killed before it came can only be missed at this deadline
 constexpr int kRightBits = 0, kSaidWhy = 10, kWrongBits = 20;
 
+constexpr uint32_t kLeaver = 2;
+
 struct Job {
   MoeShape shape{128, 64, 8, 2};
   TestWeights weights = gen_weights(shape, 3);
   std::vector<TestTokens> tokens = split_tokens(shape, gen_tokens(shape, 22, 4), kRanks);
   std::vector<RankOutput> expected;
+  std::vector<RankOutput> expected_without;  ///< kLeaver
 };
 
 LayerConfig config_of(const Job& job) {
@@ -42,7 +45,8 @@ LayerConfig config_of(const Job& job) {
 }
 
 /// Runs calls until one fails or `num_calls` are done. What a rank process is for.
-int run_rank(const Job& job, uint32_t rank, const std::string& folder, uint32_t num_calls) {
+/// @param num_without  further calls, which leave kLeaver out; it dies while the others make them
+int run_rank(const Job& job, uint32_t rank, const std::string& folder, uint32_t num_calls, uint32_t num_without) {
   const auto say = [&](const Status& status) {
     std::ofstream(folder + "/said_" + std::to_string(rank)) << status.message();
     return kSaidWhy;
@@ -59,14 +63,28 @@ int run_rank(const Job& job, uint32_t rank, const std::string& folder, uint32_t 
     if (const Status status = layer->forward(args); !status.ok()) return say(status);
     if (output != job.expected[rank].rows) return kWrongBits;
   }
-  return kRightBits;
+  if (num_without != 0 && rank == kLeaver) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the others have left the last call with it
+    kill(getpid(), SIGKILL);
+  }
+  for (uint32_t call = 0; call < num_without; ++call) {
+    ForwardArgs args = forward_args(job.shape, job.tokens[rank], output);
+    args.active_ranks[0] = (1u << kRanks) - 1 - (1u << kLeaver);
+    if (const Status status = layer->forward(args); !status.ok()) return say(status);
+    if (output != job.expected_without[rank].rows) return kWrongBits;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // before, while and after it dies
+  }
+  if (num_without == 0) return kRightBits;
+  // A call that counts on the dead rank fails at once.
+  return say(layer->forward(forward_args(job.shape, job.tokens[rank], output)));
 }
 
-std::vector<pid_t> start_ranks(const Job& job, const std::string& folder, uint32_t num_calls) {
+std::vector<pid_t> start_ranks(const Job& job, const std::string& folder, uint32_t num_calls,
+                               uint32_t num_without = 0) {
   std::vector<pid_t> pids;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     const pid_t pid = fork();
-    if (pid == 0) _exit(run_rank(job, rank, folder, num_calls));
+    if (pid == 0) _exit(run_rank(job, rank, folder, num_calls, num_without));
     pids.push_back(pid);
   }
   return pids;
@@ -98,6 +116,8 @@ class ProcessLayer : public ::testing::Test {
     expect_all_ok(group.created());
     job_.expected = group.forward(job_.tokens);
     expect_all_ok(job_.expected);
+    job_.expected_without = group.forward_without({kLeaver}, job_.tokens);
+    expect_all_ok(job_.expected_without);
   }
   Job job_;
 };
@@ -107,6 +127,22 @@ TEST_F(ProcessLayer, GivesTheBitsOfThreads) {
   for (const pid_t pid : start_ranks(job_, folder.path(), 50)) {
     const int status = exit_of(pid, Clock::now() + std::chrono::seconds(60));
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kRightBits);
+  }
+}
+
+TEST_F(ProcessLayer, ARankThatIsLeftOutMayDie) {
+  const TempDir folder;
+  const std::vector<pid_t> pids = start_ranks(job_, folder.path(), 3, 150);
+  const auto deadline = Clock::now() + std::chrono::seconds(25);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    const int status = exit_of(pids[rank], deadline);
+    if (rank == kLeaver) {
+      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+      continue;
+    }
+    const std::string said = read_file(folder.path() + "/said_" + std::to_string(rank));
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kSaidWhy) << "rank " << rank << ": " << status;
+    EXPECT_NE(said.find("active_ranks may only lose ranks until reset()"), std::string::npos) << said;
   }
 }
 

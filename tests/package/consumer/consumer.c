@@ -1,6 +1,7 @@
 /* One rank, one expert, through the installed C interface: y = w * silu(g) * u with g = u = 1 in every column. */
 #include <math.h>
 #include <megamoe/megamoe.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -39,6 +40,52 @@ static void logged(int32_t level, const char* message, void* count) {
     }                                                                                      \
   } while (0)
 
+static float value(uint16_t bf16) {
+  const uint32_t bits = (uint32_t)bf16 << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/* The same expert as a shared one and behind a map, counted; then what a caller of the first version would pass. */
+static int check_extras(const megamoe_expert_weights* weights, megamoe_forward_args args) {
+  megamoe_group* group = NULL;
+  CHECK(megamoe_thread_group_create(1, &group) == MEGAMOE_OK);
+  megamoe_layer_config config = {sizeof config, H, I, 1, 1, T, 0, 1, 0, "cpu", 1, 2.0f, 2, 0};
+  megamoe_layer* layer = NULL;
+  CHECK(megamoe_layer_create(&config, group, &layer) == MEGAMOE_OK);
+  megamoe_expert_weights w = *weights;
+  CHECK(megamoe_layer_load_weights(layer, &w) == MEGAMOE_INVALID_ARGUMENT);
+  CHECK(strstr(megamoe_layer_error(layer), "shared_w13 must be given") != NULL);
+  w.shared_w13 = w.w13;
+  w.shared_w13_scale = w.w13_scale;
+  w.shared_w2 = w.w2;
+  w.shared_w2_scale = w.w2_scale;
+  CHECK(megamoe_layer_load_weights(layer, &w) == MEGAMOE_OK);
+  int64_t ids[T] = {1, -1, 0}; /* logical: 1 is the expert, 0 has none */
+  int32_t map[2] = {-1, 0}, counts[1] = {5};
+  float shared_weights[T] = {0.25f, 0.5f, 1};
+  const float want[T] = {2.25f, 0.5f, 1};
+  args.topk_ids = tensor(ids, MEGAMOE_INT64, 2, (int64_t[]){T, 1});
+  args.shared_weights = tensor(shared_weights, MEGAMOE_FLOAT32, 2, (int64_t[]){T, 1});
+  args.expert_map = tensor(map, MEGAMOE_INT32, 1, (int64_t[]){2});
+  args.cumulative_recv_counts = tensor(counts, MEGAMOE_INT32, 1, (int64_t[]){1});
+  args.active_ranks[0] = 1;
+  args.renormalize_weights = 1;
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_OK);
+  for (int t = 0; t < T; ++t) CHECK(fabsf(value(y[t * H + H - 1]) - want[t] * 0.7310586f) <= 0.01f * want[t]);
+  CHECK(counts[0] == 6);
+  args.shared_weights.dtype = 99; /* no type at all is not the same as no tensor */
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
+  CHECK(strstr(megamoe_layer_error(layer), "shared_weights must be float32") != NULL);
+  args.struct_bytes = offsetof(megamoe_forward_args, shared_weights);
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
+  CHECK(strstr(megamoe_layer_error(layer), "expert_map must be given") != NULL);
+  megamoe_layer_destroy(layer);
+  megamoe_group_destroy(group);
+  return 0;
+}
+
 int main(void) {
   const uint8_t one = 0x38; /* 1.0 in E4M3 */
   float scale13[2] = {1, 1}, scale2[1] = {1};
@@ -74,9 +121,7 @@ int main(void) {
   args.output = tensor(y, MEGAMOE_BFLOAT16, 2, (int64_t[]){T, H});
   CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_OK);
   for (int t = 0; t < T; ++t) {
-    const uint32_t bits = (uint32_t)y[t * H + H - 1] << 16;
-    float got;
-    memcpy(&got, &bits, sizeof got);
+    const float got = value(y[t * H + H - 1]);
     const float want = ids[t] < 0 ? 0.0f : weights[t] * 0.7310586f; /* silu(1) * 1 */
     CHECK(fabsf(got - want) <= 0.01f * want);
   }
@@ -87,6 +132,8 @@ int main(void) {
   ids[0] = 0;
   CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_OK);
 
+  if (check_extras(&w, args) != 0) return 1;
+
   config.hidden = 100;
   CHECK(megamoe_workspace_bytes(&config, 1, &bytes) == MEGAMOE_INVALID_ARGUMENT);
   CHECK(megamoe_layer_forward(NULL, &args) == MEGAMOE_INVALID_ARGUMENT);
@@ -96,7 +143,7 @@ int main(void) {
   megamoe_layer_destroy(layer);
   megamoe_group_destroy(group);
   megamoe_set_log_callback(NULL, NULL);
-  CHECK(num_messages == 1);
+  CHECK(num_messages == 2); /* one a layer */
   printf("consumer of megamoe %s: ok\n", megamoe_version());
   return 0;
 }

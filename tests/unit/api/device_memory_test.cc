@@ -58,7 +58,9 @@ class DeviceTensors : public ::testing::Test {
     for (TensorView* view : {&views.w13, &views.w13_scale, &views.w2, &views.w2_scale}) move(*view);
     return views;
   }
-  Status check(const ExpertWeights& views) { return api::validate_weights(views, shape_, 8, backend_); }
+  Status check(const ExpertWeights& views) {
+    return api::validate_weights(views, small_config(shape_, 4), 8, backend_);
+  }
   ForwardArgs fp8_args() {
     ForwardArgs args = forward_args(shape_, tokens_, output_);
     args.hidden_states = TensorView::dense(quantized_.codes.data(), DType::kFloat8E4M3, {3, 256});
@@ -69,7 +71,7 @@ class DeviceTensors : public ::testing::Test {
       move(*view);
     return args;
   }
-  Status check(const ForwardArgs& args) { return api::validate_forward(args, small_config(shape_, 4), backend_); }
+  Status check(const ForwardArgs& args) { return api::validate_forward(args, small_config(shape_, 4), 1, backend_); }
 
   const MoeShape shape_{256, 192, 8, 2};
   const FakeBackend backend_{};

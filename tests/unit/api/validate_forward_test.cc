@@ -21,7 +21,7 @@ class ValidateForward : public ::testing::Test {
     args.topk_weights = TensorView::dense(tokens_.topk_weights.data(), DType::kFloat32, {kTokens, 2});
     args.output = TensorView::dense(output_.data(), DType::kBFloat16, {kTokens, 256});
     change(args);
-    return api::validate_forward(args, config_, *api::find_backend("cpu").value());
+    return api::validate_forward(args, config_, 1, *api::find_backend("cpu").value());
   }
   void expect_refused(const std::function<void(ForwardArgs&)>& spoil, const std::string& sentence) {
     expect_refusal(check(spoil), Code::kInvalidArgument, "moe_layer.forward: " + sentence);

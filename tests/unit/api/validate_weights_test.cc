@@ -17,7 +17,7 @@ class ValidateWeights : public ::testing::Test {
     weights_ = zero_weights({256, intermediate, 4, 2});
     ExpertWeights view = rank_weights(weights_, 0, 2);
     change(view);
-    return api::validate_weights(view, weights_.shape, 2, *api::find_backend("cpu").value());
+    return api::validate_weights(view, small_config(weights_.shape, 4), 2, *api::find_backend("cpu").value());
   }
   void expect_refused(const std::function<void(ExpertWeights&)>& spoil, const std::string& sentence,
                       uint32_t intermediate = 256) {

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "core/reference/formats.h"
@@ -269,6 +270,43 @@ TEST(TestData, QuantisedWeightsAreCloseAndUseTheWholeRange) {
     }
   }
   EXPECT_EQ(largest, 0x7eu);
+}
+
+/// With TAG an expert is known by its column, and its share is in proportion to its weight.
+TEST(ReferenceLayer, TagFindsSharedExpertsScaledWeightsCopiesAndAbsentExperts) {
+  const MoeShape shape{.hidden = 256, .intermediate = 128, .num_experts = 8, .top_k = 2};
+  test::TestWeights weights = test::tag_weights(shape);
+  const MoeShape shared_shape{.hidden = 256, .intermediate = 128, .num_experts = 2, .top_k = 1};
+  weights.shared = std::make_shared<test::TestWeights>(test::tag_weights(shared_shape));  // columns by parity
+  weights.routed_scaling = 2.0f;
+  test::TestTokens tokens = test::tag_tokens(shape, 3, 50);
+  tokens.topk_ids = {0, 1, 2, 1, 0, -1};
+  tokens.topk_weights = {.25f, .75f, .5f, .5f, .25f, kNan};
+  tokens.shared_weights = {.5f, 1.0f, .5f, .25f, 1.0f, 2.0f};
+  Input input = tokens.input();
+  input.options.rank = 1;
+  input.options.expert_map = {{5, 3}, {6, -1, 7}, {-1}};
+  input.options.expert_is_absent = {false, false, false, false, false, false, true, false};
+  input.options.renormalize_weights = true;
+  const double silu_of_one = 1.0 / (1.0 + std::exp(-1.0));
+  // Token 0: copy (0 + 1) % 2 of expert 0 is 3; expert 1 is 6, which is absent. All is 1, left .25: factor 4, scaled
+  // by 2. Token 1: nothing is left. Token 2: copy (2 + 1) % 2 again; nothing to make up for.
+  const double routed[3][8] = {{0, 0, 0, 2.0, 0, 0, 0, 0}, {}, {0, 0, 0, .5, 0, 0, 0, 0}};
+  for (uint64_t t = 0; t < 3; ++t) {
+    const std::vector<double> out = forward(weights.layer(), input, t);
+    const double unit = silu_of_one * e4m3_values()[tokens.tags[t]] / 448.0;
+    for (uint32_t column = 0; column < shape.hidden; ++column) {
+      const double expected = unit * (routed[t][column % 8] + tokens.shared_weights[2 * t + column % 2]);
+      ASSERT_NEAR(out[column], expected, 3 * test::bf16_ulp(expected)) << "token " << t << " column " << column;
+    }
+  }
+  const std::vector<SlotChoice> choices = slot_choices(weights.layer(), input, 0);
+  ASSERT_EQ(choices.size(), 4u);
+  EXPECT_EQ(choices[0].expert, 3);
+  EXPECT_EQ(choices[0].weight, 2.0f);
+  EXPECT_EQ(choices[1].expert, -1);
+  EXPECT_EQ(choices[2].expert, 8);
+  EXPECT_EQ(choices[3].expert, 9);
 }
 
 }  // namespace

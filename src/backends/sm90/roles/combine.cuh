@@ -16,7 +16,12 @@ __device__ __forceinline__ bool wait_experts(Context<Spec>& c, uint32_t first_to
   const uint32_t lane = c.lane(), token = first_token + (group_tokens > 1 ? lane / 8 : 0);
   const uint32_t slot = group_tokens > 1 ? lane % 8 : lane;
   const bool has_slot = slot < view.spec.shape.top_k && token < c.args.tensors.num_tokens;
-  const int64_t expert = has_slot ? topk_id(c.args.tensors, token, slot) : -1;
+  int32_t expert = protocol::kMaskedSlot;
+  if (__builtin_expect(c.args.tensors.is_plain, true)) {
+    if (has_slot) expert = slot_expert<true>(c, token, slot);
+  } else if (has_slot) {
+    expert = slot_expert<false>(c, token, slot);
+  }
   live = __ballot_sync(kFullWarp, expert >= 0);
   const uint32_t* done = c.own(c.layout().expert_done) + (expert >= 0 ? expert : 0);
   const uint32_t epoch = c.epoch();

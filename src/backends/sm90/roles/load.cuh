@@ -25,8 +25,12 @@ __device__ __forceinline__ ScalePair load_weight_scales(Context<Spec>& c, const 
   const uint32_t k = k_base + c.lane();
   if (k >= k_blocks) return {};
   const uint32_t row_blocks = is_l1 ? spec.intermediate_groups() : spec.hidden_groups();
-  const float* scales = is_l1 ? c.args.weight_scales.w13 : c.args.weight_scales.w2;
-  const uint64_t expert_rows = uint64_t{tile.local_expert} * row_blocks * (is_l1 ? 2 : 1);
+  const WeightScales& all = c.args.weight_scales;
+  const bool is_shared = tile.local_expert >= all.first_shared;
+  const float* scales = is_l1 ? (is_shared ? all.shared.w13 : all.routed.w13)  //
+                              : (is_shared ? all.shared.w2 : all.routed.w2);
+  const uint32_t expert = tile.local_expert - (is_shared ? all.first_shared : 0);
+  const uint64_t expert_rows = uint64_t{expert} * row_blocks * (is_l1 ? 2 : 1);
   const uint64_t first = expert_rows + (is_l1 ? tile.n : 2 * tile.n);
   const uint64_t second = first + (is_l1 ? row_blocks : 1);
   const bool has_second = is_l1 || 2 * tile.n + 1 < row_blocks;
@@ -111,6 +115,8 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
     const uint32_t k_blocks = tile.kind == kNoteL1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
     const uint32_t ticket_k = k_blocks - core::min(k_blocks, kTicketAhead);
     const uint32_t scales_k = k_blocks - core::min(k_blocks, kScalesAhead);
+    const bool is_shared = tile.local_expert >= c.args.weight_scales.first_shared;
+    const uint32_t expert = tile.local_expert - (is_shared ? c.args.weight_scales.first_shared : 0);
     TileNote next{};
     ScalePair next_scales;
     uint32_t next_ticket = 0;
@@ -125,9 +131,11 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
         const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].weights);
         const uint64_t policy = sharers == 1 ? ptx::evict_first() : ptx::evict_normal();  // read once, or again soon
         if (tile.kind == kNoteL1) {
-          ptx::tma_load_5d(c.args.maps.w13, to, full, policy, k * 128, 0, 0, tile.n * 16, tile.local_expert);
+          ptx::tma_load_5d(is_shared ? c.args.maps.shared_w13 : c.args.maps.w13, to, full, policy, k * 128, 0, 0,
+                           tile.n * 16, expert);
         } else {
-          ptx::tma_load_3d(c.args.maps.w2, to, full, policy, k * 128, tile.n * Spec::kSpec.tile_n, tile.local_expert);
+          ptx::tma_load_3d(is_shared ? c.args.maps.shared_w2 : c.args.maps.w2, to, full, policy, k * 128,
+                           tile.n * Spec::kSpec.tile_n, expert);
         }
       }
       __syncwarp();
