@@ -49,6 +49,10 @@ def logits(rng, tokens, experts, tied):
     return (np.round(z * 2) / 2 if tied else z).astype(np.float32)
 
 
+def deepseek(top_k: int, scaling: float) -> dict:
+    return {"top_k": top_k, "renormalize": True, "epsilon": 1e-20, "scaling": scaling}
+
+
 def cases():
     rng = np.random.default_rng(20)
     # name, experts, settings
@@ -66,13 +70,29 @@ def cases():
         (
             "DeepSeek-V3",
             16,
-            dict(top_k=4, scoring="sigmoid", groups=4, topk_groups=2, renormalize=True, epsilon=1e-20, scaling=2.5),
+            {
+                "top_k": 4,
+                "scoring": "sigmoid",
+                "groups": 4,
+                "topk_groups": 2,
+                "renormalize": True,
+                "epsilon": 1e-20,
+                "scaling": 2.5,
+            },
         ),
-        ("GLM: one group", 16, dict(top_k=4, scoring="sigmoid", renormalize=True, epsilon=1e-20, scaling=1.0)),
-        ("MiniMax-M2", 16, dict(top_k=4, scoring="sigmoid", renormalize=True)),
-        ("not renormalised", 12, dict(top_k=3, scoring="sigmoid", groups=3, topk_groups=1, scaling=2.0)),
-        ("DeepSeek-V4", 16, dict(top_k=6, scoring="sqrtsoftplus", renormalize=True, epsilon=1e-20, scaling=1.5)),
-        ("32 slots", 64, dict(top_k=32, scoring="sigmoid", groups=8, topk_groups=4, renormalize=True)),
+        (
+            "GLM: one group",
+            16,
+            {"scoring": "sigmoid"} | deepseek(4, 1.0),
+        ),
+        ("MiniMax-M2", 16, {"top_k": 4, "scoring": "sigmoid", "renormalize": True}),
+        ("not renormalised", 12, {"top_k": 3, "scoring": "sigmoid", "groups": 3, "topk_groups": 1, "scaling": 2.0}),
+        (
+            "DeepSeek-V4",
+            16,
+            {"scoring": "sqrtsoftplus"} | deepseek(6, 1.5),
+        ),
+        ("32 slots", 64, {"top_k": 32, "scoring": "sigmoid", "groups": 8, "topk_groups": 4, "renormalize": True}),
     ]
     for name, experts, settings in plain + biased:
         for tied in (False, True):
