@@ -80,7 +80,7 @@ Result<LayerData> load_checkpoint_layer(const RunOptions& options, RankRange ran
   data.title = fmt::format("checkpoint {}, layer {}", options.layer.checkpoint, options.layer.layer);
   data.shape = config->shape;
   data.clamp = config->swiglu_limit;
-  data.weights_were_fp8 = config->quantized_fp8;
+  data.weights_were_fp8 = config->quantized_fp8();
   MEGAMOE_RETURN_IF_ERROR(check_ranks("megamoe run", data.shape.num_experts, num_ranks));
 
   auto inputs = io::read_layer_inputs(options.inputs);
