@@ -87,7 +87,8 @@ struct AllGrammars {
             "  megamoe run --checkpoint DIR --layer 3 --inputs tokens.safetensors --ranks 4 --output out.safetensors\n"
             "  megamoe run --model tiny --ranks 4 --processes\n"
             "Under torchrun or mpirun every process is one rank, and rank 0 alone prints.\n"
-            "The inputs file holds hidden_states [T,H] BF16, topk_ids [T,K] and topk_weights [T,K].\n"
+            "The inputs file holds hidden_states [T,H] BF16; the checkpoint's router chooses their experts. With\n"
+            "topk_ids [T,K] and topk_weights [T,K] in the file, --part routed runs the routed experts alone.\n"
             "Exit code: 0 ok, 1 mismatch, 2 bad input, 3 runtime error."),
         plan(app, "plan", "Say what a layer would allocate and run, without allocating it",
              "Example:\n  megamoe plan --model deepseek-v3 --ranks 8 --tokens 128"),
@@ -101,7 +102,9 @@ struct AllGrammars {
               "GEMM alone is timed beside OpenBLAS sgemm, where that is installed."),
         doctor(app, "doctor", "Describe this machine: CPU, memory, limits, GPUs, environment", "") {
     add_layer_options(run);
-    run.option("Checkpoint", "inputs", "FILE", "Safetensors file with tokens and routing");
+    run.option("Checkpoint", "inputs", "FILE", "Safetensors file with tokens");
+    run.option("Checkpoint", "part", "auto|block|routed",
+               "The whole MoE block, or the routed experts with the file's routing (default auto)");
     run.option("Checkpoint", "compare", "TENSOR", "Tensor of the inputs file to compare the output with");
     add_random_options(run, "Tokens of every rank, or one number per rank (default 16)");
     add_execution_options(run);
