@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kMaxTokens = 1 << 20;
 constexpr uint64_t kMaxTimeoutMs = 86'400'000;
+constexpr uint64_t kMaxLayer = 100'000;
 
 /// Reads options of one command; remembers the first error.
 class Reader {
@@ -83,7 +84,7 @@ void read_layer(Reader& reader, LayerChoice& layer) {
     reader.refuse("layer", "a layer number belongs to --checkpoint", "leave it out, or give --checkpoint");
   } else {
     reader.path("checkpoint", layer.checkpoint);
-    reader.whole("layer", "the layer", 0, 100'000, layer.layer);
+    reader.whole("layer", "the layer", 0, kMaxLayer, layer.layer);
   }
 }
 
@@ -251,6 +252,16 @@ Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_
   if (reader.status().ok() && options.layer.model) {
     reader.keep(check_ranks("megamoe run", options.layer.model->shape.num_experts, options.execution.num_ranks));
   }
+  if (!reader.status().ok()) return reader.status();
+  return options;
+}
+
+Result<InspectOptions> inspect_options(const Arguments& arguments) {
+  Reader reader(arguments);
+  InspectOptions options;
+  reader.require("checkpoint", "a folder must be given", "megamoe inspect DIR");
+  reader.path("checkpoint", options.folder);
+  if (reader.has("layer")) reader.whole("layer", "the layer", 0, kMaxLayer, options.layer.emplace());
   if (!reader.status().ok()) return reader.status();
   return options;
 }

@@ -72,6 +72,11 @@ struct RunOptions {
   CheckChoice check;
 };
 
+struct InspectOptions {
+  std::string folder;
+  std::optional<uint32_t> layer;
+};
+
 struct PlanOptions {
   LayerChoice layer;
   Execution execution;
@@ -90,6 +95,7 @@ struct BenchOptions {
 
 /// @param launched_ranks  the ranks of the launcher that started this process, where there is one
 Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_t> launched_ranks);
+Result<InspectOptions> inspect_options(const Arguments& arguments);
 Result<PlanOptions> plan_options(const Arguments& arguments);
 Result<BenchOptions> bench_options(const Arguments& arguments);
 

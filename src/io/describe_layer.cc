@@ -64,4 +64,18 @@ LayerDescription MoeCheckpoint::describe(uint32_t layer) const {
   return description;
 }
 
+LayerDescription MoeCheckpoint::describe_names(uint32_t layer, const Status& reason) const {
+  LayerDescription description;
+  description.layer = layer;
+  description.experts_status = description.router_status = description.shared_status = reason;
+  const Result<ExpertNaming> naming = find_naming(names_, layer, config_.model_type, where("inspect"));
+  if (!naming.ok()) return description;
+  description.family = naming->family;
+  description.order = order_text(naming.value());
+  const Checkpoint::Tensor weight = checkpoint_.find(naming->weight_name(layer, 0, Projection::kGate));
+  description.weight = text_of(weight);
+  description.scale = text_of(checkpoint_.find(naming->scale_name(layer, 0, Projection::kGate)));
+  return description;
+}
+
 }  // namespace megamoe::io

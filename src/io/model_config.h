@@ -38,6 +38,12 @@ struct ModelConfig {
   std::optional<uint32_t> topk_groups;  ///< `topk_group`.
 
   bool quantized_fp8() const { return quantization == Quantization::kFp8Blocks; }
+  /// Of all shared experts together, by the keys alone; 0 where they count none.
+  uint64_t total_shared_intermediate() const {
+    if (is_llama4()) return shape.intermediate;
+    if (num_shared_experts.value_or(0) > 0) return uint64_t{*num_shared_experts} * shape.intermediate;
+    return shared_intermediate.value_or(0);
+  }
   bool is_llama4() const { return model_type.starts_with("llama4"); }
 };
 

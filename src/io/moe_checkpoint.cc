@@ -12,8 +12,8 @@
 
 namespace megamoe::io {
 
-MoeCheckpoint::MoeCheckpoint(Checkpoint checkpoint, ModelConfig config)
-    : checkpoint_(std::move(checkpoint)), config_(std::move(config)) {
+MoeCheckpoint::MoeCheckpoint(Checkpoint files, ModelConfig config)
+    : checkpoint_(std::move(files)), config_(std::move(config)) {
   names_.reserve(checkpoint_.tensors().size());
   for (const Checkpoint::Tensor& tensor : checkpoint_.tensors()) names_.emplace_back(tensor.info->name);
 }

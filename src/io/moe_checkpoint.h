@@ -55,6 +55,7 @@ class MoeCheckpoint {
   /// Opens `folder`: config.json and the header of every file, no weights. Errors as those of read_model_config() and
   /// Checkpoint::open().
   static Result<MoeCheckpoint> open(const std::string& folder);
+  MoeCheckpoint(Checkpoint files, ModelConfig config);
 
   MoeCheckpoint(MoeCheckpoint&&) noexcept = default;
   MoeCheckpoint& operator=(MoeCheckpoint&&) noexcept = default;
@@ -74,9 +75,10 @@ class MoeCheckpoint {
 
   /// What load_experts(), load_router() and load_shared_experts() would find and do, without reading weights.
   LayerDescription describe(uint32_t layer) const;
+  /// The same where config.json is refused for `reason`: what the names alone tell.
+  LayerDescription describe_names(uint32_t layer, const Status& reason) const;
 
  private:
-  MoeCheckpoint(Checkpoint checkpoint, ModelConfig config);
   std::string where(std::string_view what) const;
 
   Checkpoint checkpoint_;

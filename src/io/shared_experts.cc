@@ -116,9 +116,12 @@ Status read_shared(const SharedTensors& tensors, const MoeShape& shape, SharedEx
     }
   }
   shared.packed_here = reader.has_packed() || packed_again;
+  const std::string_view stored = name(tensors.sources.front().format);
+  const std::string done = packed_again          ? ", packed to E4M3 again since the cuts lie inside blocks"
+                           : reader.has_packed() ? fmt::format(", {} packed to E4M3", stored)
+                                                 : fmt::format(", {} as it is", stored);
   shared.notes.push_back(fmt::format("shared experts of intermediate {} as {} of {}{}", shared.intermediate, count,
-                                     shape.intermediate,
-                                     packed_again ? ", packed to E4M3 again since the cuts lie inside blocks" : ""));
+                                     shape.intermediate, done));
   return {};
 }
 
