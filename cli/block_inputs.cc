@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "core/formats/bf16.h"
 #include "routing/logits.h"
 #include "routing/router.h"
 
@@ -94,13 +93,8 @@ Status weigh_inputs(const io::SharedExperts& shared, LayerData& data) {
         allocate(routed.shared_weights, routed.num_tokens * shared.num_experts, "weights of the shared experts"));
     std::fill_n(routed.shared_weights.data(), routed.shared_weights.size(), 0.0f);
   }
-  for (uint64_t token = 0; token < routed.num_tokens; ++token) {
-    for (uint64_t col = 0; col < routed.hidden; ++col) {
-      uint16_t& value = routed.hidden_states[token * routed.hidden + col];
-      value = core::bf16_encode(core::bf16_decode(value) * routed.topk_weights[token]);
-    }
-    routed.topk_weights[token] = 1.0f;
-  }
+  routing::weigh_tokens(routed.hidden_states.span(), routed.hidden, routed.topk_weights.span());
+  std::fill_n(routed.topk_weights.data(), routed.topk_weights.size(), 1.0f);
   data.notes.emplace_back("the router's weight is put on the input of the routed experts, as the model does");
   return {};
 }

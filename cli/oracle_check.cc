@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "cli/progress.h"
-#include "core/formats/bf16.h"
+#include "core/reference/formats.h"
 #include "core/reference/layer.h"
 
 namespace megamoe::cli {
@@ -64,7 +64,7 @@ void expected_row(const reference::Layer& layer, const LayerData& data, uint64_t
   reference::forward_row(layer, oracle_input(*data.shared_inputs), row, reference::Mode::kContract, second.data());
   for (size_t col = 0; col < expected.size(); ++col) {
     const auto sum = static_cast<float>(expected[col] + second[col]);
-    expected[col] = core::bf16_decode(core::bf16_encode(sum));
+    expected[col] = reference::bf16_value(reference::bf16_nearest(sum));
   }
 }
 

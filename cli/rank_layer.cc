@@ -1,7 +1,10 @@
 // Shapes of the views, said once.
 #include "cli/rank_layer.h"
 
-#include "core/formats/bf16.h"
+#include <algorithm>
+#include <array>
+
+#include "core/reference/layer.h"
 
 namespace megamoe::cli {
 namespace {
@@ -59,8 +62,11 @@ ForwardArgs forward_args(const io::LayerInputs& inputs, uint64_t first_row, uint
 }
 
 void add_rows(std::span<const uint16_t> second, std::span<uint16_t> output) {
-  for (size_t i = 0; i < output.size(); ++i) {
-    output[i] = core::bf16_encode(core::bf16_decode(output[i]) + core::bf16_decode(second[i]));
+  constexpr size_t kChunk = size_t{1} << 20;
+  for (size_t begin = 0; begin < output.size(); begin += kChunk) {
+    const std::array<const uint16_t*, 2> rows = {output.data() + begin, second.data() + begin};
+    reference::combine_rows(rows.data(), 2, static_cast<uint32_t>(std::min(kChunk, output.size() - begin)),
+                            output.data() + begin);
   }
 }
 

@@ -53,6 +53,14 @@ void router_logits(std::span<const float> hidden_states, uint32_t hidden, std::s
   multiply(hidden_states, hidden, gate_weight, gate_bias, logits, [](float value) { return value; });
 }
 
+void weigh_tokens(std::span<uint16_t> hidden_states, uint32_t hidden, std::span<const float> weights) {
+  for (size_t token = 0; token < weights.size(); ++token) {
+    for (uint16_t& value : hidden_states.subspan(token * hidden, hidden)) {
+      value = core::bf16_encode(core::bf16_decode(value) * weights[token]);
+    }
+  }
+}
+
 void sigmoid(std::span<float> logits) {
   for (float& logit : logits) logit = 1.0f / (1.0f + std::exp(-logit));
 }

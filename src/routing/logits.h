@@ -17,6 +17,11 @@ void router_logits(std::span<const uint16_t> hidden_states, uint32_t hidden, std
 void router_logits(std::span<const float> hidden_states, uint32_t hidden, std::span<const float> gate_weight,
                    std::span<const float> gate_bias, std::span<float> logits);
 
+/// Multiplies each token by its weight, rounded to BF16: what a router does whose weight is on the input.
+/// @param hidden_states  [T][hidden], BF16 bit patterns, changed in place
+/// @param weights        [T]
+void weigh_tokens(std::span<uint16_t> hidden_states, uint32_t hidden, std::span<const float> weights);
+
 /// 1 / (1 + exp(-logit)): the weight of a shared expert that has a gate.
 void sigmoid(std::span<float> logits);
 
