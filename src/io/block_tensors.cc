@@ -29,8 +29,8 @@ class Finder {
   Finder(const Checkpoint& checkpoint, std::string prefix) : checkpoint_(checkpoint), prefix_(std::move(prefix)) {}
 
   /// The tensor under one of `candidates`, names after the prefix.
-  template <size_t N>
-  Checkpoint::Tensor find(const std::array<std::string_view, N>& candidates) const {
+  template <size_t kCount>
+  Checkpoint::Tensor find(const std::array<std::string_view, kCount>& candidates) const {
     for (const std::string_view candidate : candidates) {
       const Checkpoint::Tensor tensor = checkpoint_.find(prefix_ + std::string(candidate));
       if (tensor.info != nullptr) return tensor;
@@ -38,11 +38,13 @@ class Finder {
     return {};
   }
 
-  template <size_t N>
-  Checkpoint::Tensor require(const std::array<std::string_view, N>& candidates, const std::vector<uint64_t>& shape) {
+  template <size_t kCount>
+  Checkpoint::Tensor require(const std::array<std::string_view, kCount>& candidates,
+                             const std::vector<uint64_t>& shape) {
     const Checkpoint::Tensor tensor = find(candidates);
     if (tensor.info == nullptr) {
       std::vector<std::string> names;
+      names.reserve(kCount);
       for (const std::string_view candidate : candidates) names.push_back(prefix_ + std::string(candidate));
       problems.missing.push_back(fmt::format("{}", fmt::join(names, " or ")));
     } else if (tensor.info->shape != shape) {

@@ -111,6 +111,7 @@ Status nothing_found(const std::vector<std::string_view>& names, uint32_t layer,
                     where, layer, layers.front(), layers.back(), layers.size())};
   }
   std::vector<std::string> known;
+  known.reserve(kStyles.size());
   for (const ExpertNaming& style : kStyles) {
     known.push_back(at_prefix(style, kLayerPrefixes.front()).weight_name(layer, 0, Projection::kGate));
   }

@@ -126,6 +126,7 @@ Result<routing::RouterConfig> router_config(const ModelConfig& config, std::stri
                                    [&](const Family& known) { return known.model_type == config.model_type; });
   if (family == kFamilies.end()) {
     std::vector<std::string> known;
+    known.reserve(kFamilies.size());
     for (const Family& each : kFamilies) known.emplace_back(each.model_type);
     return Status(Code::kNotSupported,
                   fmt::format("{}: model_type must be that of a known router ({}), got \"{}\"; give topk_ids and "
