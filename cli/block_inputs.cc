@@ -71,32 +71,38 @@ Status weigh_shared(const io::SharedExperts& shared, io::LayerInputs& inputs) {
   return {};
 }
 
-/// Puts the weights on the tokens that routed experts see, and keeps the others for the shared experts.
-Status weigh_inputs(const io::SharedExperts& shared, LayerData& data) {
+/// What the shared experts see: the tokens as they are, every routed slot masked.
+Status keep_for_shared(const io::SharedExperts& shared, LayerData& data) {
   io::LayerInputs& routed = data.inputs;
-  if (shared.num_experts > 0) {
-    io::LayerInputs& unweighed = data.shared_inputs.emplace();
-    unweighed.num_tokens = routed.num_tokens;
-    unweighed.hidden = routed.hidden;
-    unweighed.top_k = routed.top_k;
-    const uint64_t num_slots = routed.num_tokens * routed.top_k;
-    MEGAMOE_RETURN_IF_ERROR(allocate(unweighed.hidden_states, routed.hidden_states.size(), "hidden_states"));
-    MEGAMOE_RETURN_IF_ERROR(allocate(unweighed.topk_ids, num_slots, "topk_ids"));
-    MEGAMOE_RETURN_IF_ERROR(allocate(unweighed.topk_weights, num_slots, "topk_weights"));
-    std::copy_n(routed.hidden_states.data(), routed.hidden_states.size(), unweighed.hidden_states.data());
-    std::fill_n(unweighed.topk_ids.data(), num_slots, -1);
-    std::fill_n(unweighed.topk_weights.data(), num_slots, 0.0f);
-    unweighed.shared_weights = std::move(routed.shared_weights);
-    unweighed.num_shared = routed.num_shared;
-    routed.num_shared = shared.num_experts;
-    MEGAMOE_RETURN_IF_ERROR(
-        allocate(routed.shared_weights, routed.num_tokens * shared.num_experts, "weights of the shared experts"));
-    std::fill_n(routed.shared_weights.data(), routed.shared_weights.size(), 0.0f);
+  io::LayerInputs& unweighed = data.shared_inputs.emplace();
+  unweighed.num_tokens = routed.num_tokens;
+  unweighed.hidden = routed.hidden;
+  unweighed.top_k = routed.top_k;
+  const uint64_t num_slots = routed.num_tokens * routed.top_k;
+  MEGAMOE_RETURN_IF_ERROR(allocate(unweighed.hidden_states, routed.hidden_states.size(), "hidden_states"));
+  MEGAMOE_RETURN_IF_ERROR(allocate(unweighed.topk_ids, num_slots, "topk_ids"));
+  MEGAMOE_RETURN_IF_ERROR(allocate(unweighed.topk_weights, num_slots, "topk_weights"));
+  std::copy_n(routed.hidden_states.data(), routed.hidden_states.size(), unweighed.hidden_states.data());
+  std::fill_n(unweighed.topk_ids.data(), num_slots, -1);
+  std::fill_n(unweighed.topk_weights.data(), num_slots, 0.0f);
+  unweighed.shared_weights = std::move(routed.shared_weights);
+  unweighed.num_shared = routed.num_shared;
+  routed.num_shared = shared.num_experts;
+  MEGAMOE_RETURN_IF_ERROR(
+      allocate(routed.shared_weights, routed.num_tokens * shared.num_experts, "weights of the shared experts"));
+  std::fill_n(routed.shared_weights.data(), routed.shared_weights.size(), 0.0f);
+  return {};
+}
+
+/// Puts the weights on the tokens; one slot per token. The weight of a masked slot is not read.
+void weigh_inputs(LayerData& data) {
+  io::LayerInputs& routed = data.inputs;
+  for (uint64_t token = 0; token < routed.num_tokens; ++token) {
+    if (routed.topk_ids[token] == -1) routed.topk_weights[token] = 1.0f;
   }
   routing::weigh_tokens(routed.hidden_states.span(), routed.hidden, routed.topk_weights.span());
   std::fill_n(routed.topk_weights.data(), routed.topk_weights.size(), 1.0f);
   data.notes.emplace_back("the router's weight is put on the input of the routed experts, as the model does");
-  return {};
 }
 
 }  // namespace
@@ -109,9 +115,25 @@ Status complete_block(const io::MoeCheckpoint& checkpoint, uint32_t layer, Layer
   MEGAMOE_RETURN_IF_ERROR(route(router.value(), data));
   data.notes.push_back(fmt::format("experts chosen by the checkpoint's router ({})", name(router->config.scoring)));
   MEGAMOE_RETURN_IF_ERROR(weigh_shared(shared.value(), data.inputs));
-  if (router->config.weight_on_input) MEGAMOE_RETURN_IF_ERROR(weigh_inputs(shared.value(), data));
+  if (router->config.weight_on_input) {
+    if (shared->num_experts > 0) MEGAMOE_RETURN_IF_ERROR(keep_for_shared(shared.value(), data));
+    weigh_inputs(data);
+  }
   for (const std::string& note : shared->notes) data.notes.push_back(note);
   data.shared = std::move(shared).value();
+  return {};
+}
+
+Status place_weights(const io::ModelConfig& config, LayerData& data) {
+  if (!config.is_llama4()) return {};
+  if (data.inputs.top_k != 1) {
+    return {
+        Code::kNotSupported,
+        fmt::format("megamoe run --checkpoint: top-k must be 1 where the router's weight belongs on the input of "
+                    "an expert ({}), since a token enters the layer once, got {}; call the layer once for each slot",
+                    config.model_type, data.inputs.top_k)};
+  }
+  weigh_inputs(data);
   return {};
 }
 

@@ -13,4 +13,7 @@ namespace megamoe::cli {
 /// Where the file brought a routing, counts the tokens on which both agree.
 Status complete_block(const io::MoeCheckpoint& checkpoint, uint32_t layer, LayerData& data);
 
+/// Where the model's router weight belongs on the input of an expert: puts the file's weights there.
+Status place_weights(const io::ModelConfig& config, LayerData& data);
+
 }  // namespace megamoe::cli

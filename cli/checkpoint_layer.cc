@@ -127,7 +127,8 @@ Result<LayerData> load_checkpoint_layer(const RunOptions& options, RankRange ran
     if (!part.ok()) return part.status();
     data.inputs = std::move(part).value();
   }
-  if (data.whole_block) MEGAMOE_RETURN_IF_ERROR(complete_block(checkpoint.value(), options.layer.layer, data));
+  MEGAMOE_RETURN_IF_ERROR(data.whole_block ? complete_block(checkpoint.value(), options.layer.layer, data)
+                                           : place_weights(config, data));
   const LayerConfig layer =
       layer_config(options.execution, data.shape, data.clamp, data.tokens_per_rank.front(), data.shared.num_experts);
   if (auto plan = MoeLayer::plan(layer, num_ranks); !plan.ok()) return plan.status();

@@ -100,6 +100,24 @@ FAMILIES = {
             "first_k_dense_replace": 1,
         },
     ),
+    "glm4_moe_fp8": (
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        "Glm4MoeMoE",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "moe_intermediate_size": 128,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+        },
+    ),
     "llama4": (
         "Llama4ForCausalLM",
         "Llama4TextConfig",
@@ -136,6 +154,8 @@ FAMILIES = {
     ),
 }
 PACKED = {"qwen3_5_moe"}  # written with transformers' own tensors over all experts
+FP8 = {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
+QUANTISED = {"deepseek_v4_mxfp4": FP8 | {"expert_dtype": "fp4"}, "glm4_moe_fp8": FP8}  # and what config.json says of it
 MAX_SHARD_BYTES = {"glm4_moe": 300_000}  # one family in shards under an index
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
@@ -169,20 +189,46 @@ def to_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return packed, (exponent + 127).to(torch.uint8), values
 
 
-def quantise_experts(tensors: dict[str, torch.Tensor], block: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Routed experts to MXFP4, in the file and (as the numbers that it then holds) in the block."""
+def to_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """E4M3 codes, one FP32 scale (a multiplier) for 128 x 128, and the numbers that they stand for."""
+    rows, columns = weight.shape
+    codes, values = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.float32)
+    scale = torch.empty((rows + 127) // 128, (columns + 127) // 128)
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            place = (slice(i * 128, i * 128 + 128), slice(j * 128, j * 128 + 128))
+            scale[i, j] = weight[place].float().abs().max() / 448
+            codes[place] = (weight[place].float() / scale[i, j]).to(torch.float8_e4m3fn)
+            values[place] = codes[place].float() * scale[i, j]
+    return codes, scale, values
+
+
+def quantise_experts(
+    tensors: dict[str, torch.Tensor], block: torch.nn.Module, is_mxfp4: bool
+) -> dict[str, torch.Tensor]:
+    """Experts to MXFP4 (the routed ones) or FP8, in the file and (as the numbers that it then holds) in the block."""
     result = dict(tensors)
-    rows = {"w1": slice(0, 128), "w3": slice(128, 256)}
     for name, tensor in tensors.items():
-        if ".experts." not in name:
+        is_routed = ".experts." in name
+        if "experts." not in name or (is_mxfp4 and not is_routed):
             continue
-        expert, projection = int(name.split(".experts.")[1].split(".")[0]), name.split(".")[-2]
-        packed, exponent, values = to_mxfp4(tensor)
+        packed, scale, values = to_mxfp4(tensor) if is_mxfp4 else to_fp8(tensor)
         result[name] = packed
-        result[name.removesuffix("weight") + "scale"] = exponent.view(torch.float8_e8m0fnu)
-        target = block.experts.down_proj[expert] if projection == "w2" else block.experts.gate_up_proj[expert]
+        if is_mxfp4:
+            result[name.removesuffix("weight") + "scale"] = scale.view(torch.float8_e8m0fnu)
+        else:
+            result[name + "_scale_inv"] = scale
+        projection = name.split(".")[-2]
+        if is_routed:
+            expert, half = int(name.split(".experts.")[1].split(".")[0]), len(block.experts.gate_up_proj[0]) // 2
+            rows = {"w1": slice(half), "gate_proj": slice(half), "w3": slice(half, None), "up_proj": slice(half, None)}
+            down = projection in ("w2", "down_proj")
+            target = block.experts.down_proj[expert] if down else block.experts.gate_up_proj[expert]
+            target = target[rows.get(projection, slice(None))]
+        else:
+            target = getattr(block.shared_experts, projection).weight
         with torch.no_grad():
-            target[rows.get(projection, slice(None))] = values.to(target.dtype)
+            target.copy_(values)
     return result
 
 
@@ -246,11 +292,9 @@ def make(out: Path, name: str) -> None:
     stored = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     kept = {key: value.contiguous() for key, value in stored.items() if "layers.1." in key and is_of_block(key)}
-    if name == "deepseek_v4_mxfp4":
-        kept = quantise_experts(kept, block)
-        text = json.loads((folder / "config.json").read_text())
-        text["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-        text["expert_dtype"] = "fp4"
+    if name in QUANTISED:
+        kept = quantise_experts(kept, block, name.endswith("mxfp4"))
+        text = json.loads((folder / "config.json").read_text()) | QUANTISED[name]
         (folder / "config.json").write_text(json.dumps(text, indent=2, sort_keys=True) + "\n")
     if name in MAX_SHARD_BYTES:
         write_shards(folder, kept, MAX_SHARD_BYTES[name])

@@ -55,6 +55,7 @@ BLOCK_FIXTURES = {
     "deepseek_v3": (123, 4),
     "deepseek_v4_mxfp4": (40, 3),
     "glm4_moe": (40, 3),
+    "glm4_moe_fp8": (40, 3),
     "llama4": (40, 1),
     "minimax_m2": (40, 2),
     "mixtral": (40, 2),
@@ -79,8 +80,9 @@ def whole_blocks_of_every_family(program: Program, _folder: Path) -> None:
             found = answer.json()
             compare = found["error"]["compare"]
             check(found["part"] == "block" and compare["tensor"] == "output_fp32", f"{name}: {found}")
-            check(0.01 < compare["max_row_rel_l2"] <= 1.1e-1, f"{name} {extra}: {compare}")
-            check(0.01 < compare["mean_row_rel_l2"] <= 7.5e-2, f"{name} {extra}: {compare}")
+            worst, mean = (8e-2, 5e-2) if name.endswith("fp8") else (1.1e-1, 7.5e-2)
+            check(0.01 < compare["max_row_rel_l2"] <= worst, f"{name} {extra}: {compare}")
+            check(0.01 < compare["mean_row_rel_l2"] <= mean, f"{name} {extra}: {compare}")
             check(found["error"]["oracle"]["rows_checked"] == tokens, f"{name}: {found['error']}")
             agreement = found["routing_agreement"]
             held = (tokens + 1) // 2 if "--processes" in extra else tokens
@@ -88,6 +90,29 @@ def whole_blocks_of_every_family(program: Program, _folder: Path) -> None:
             check(sum(found["rows_per_expert"]) == tokens * top_k, f"{name}: {found['rows_per_expert']}")
             hashes.add(found["output_hash"])
         check(len(hashes) == 1, f"{name}: the output depends on the number of ranks: {hashes}")
+
+
+def bf16_values(data: bytes) -> list[float]:
+    return [struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)]
+
+
+def weights_on_the_input_are_not_weights_on_the_output(program: Program, folder: Path) -> None:
+    """Llama-4 with a routing from the file: twice the weight is the gate's bend of twice the token."""
+    tensors = read_safetensors(FIXTURES / "llama4" / IO_FILE)
+    dtype, shape, weights = tensors["topk_weights"]
+    outputs = []
+    for factor in (1.0, 2.0):
+        values = [factor * value for value in struct.unpack(f"<{len(weights) // 4}f", weights)]
+        inputs, output = folder / f"in_{factor}.safetensors", folder / f"out_{factor}.safetensors"
+        write_safetensors(inputs, tensors | {"topk_weights": (dtype, shape, struct.pack(f"<{len(values)}f", *values))})
+        command = ["run", "--checkpoint", "tests/fixtures/llama4", "--layer", "1", "--part", "routed", "--json"]
+        answer = program.run([*command, "--inputs", str(inputs), "--output", str(output), "--compare", "hidden_states"])
+        check(any("weight is put on the input" in note for note in answer.json()["notes"]), f"{answer}")
+        outputs.append(bf16_values(read_safetensors(output)["output"][2]))
+    linear = [2 * value for value in outputs[0]]
+    difference = sum((a - b) ** 2 for a, b in zip(outputs[1], linear, strict=True)) ** 0.5
+    size = sum(value**2 for value in linear) ** 0.5
+    check(difference > 0.2 * size, f"the output is linear in the weight: {difference} of {size}")
 
 
 def tokens_alone_give_the_same_block(program: Program, folder: Path) -> None:
@@ -243,6 +268,7 @@ BEHAVIOUR_CASES = {
         bf16_fixture,
         whole_blocks_of_every_family,
         tokens_alone_give_the_same_block,
+        weights_on_the_input_are_not_weights_on_the_output,
         random_layer_is_the_same_on_any_ranks,
         settings_that_never_change_a_result,
         output_file,
