@@ -10,7 +10,7 @@
 namespace megamoe::cli {
 namespace {
 
-constexpr std::array kCommands = {"run", "plan", "models", "bench", "doctor"};
+constexpr std::array kCommands = {"run", "plan", "inspect", "models", "bench", "doctor"};
 constexpr const char* kVersionText = "megamoe " MEGAMOE_VERSION;
 
 /// Collects the text of every option of one command.
@@ -26,6 +26,13 @@ class Grammar {
   void option(const char* group, const char* name, const char* type, const char* description) {
     CLI::Option* added = app_->add_option(std::string("--") + name, texts_[name], description);
     added->type_name(type)->group(group)->expected(1);
+    options_[name] = added;
+  }
+
+  /// An argument without dashes, and the same as an option.
+  void positional(const char* name, const char* type, const char* description) {
+    CLI::Option* added = app_->add_option(std::string("--") + name + "," + name, texts_[name], description);
+    added->type_name(type)->expected(1);
     options_[name] = added;
   }
 
@@ -87,10 +94,16 @@ struct AllGrammars {
             "  megamoe run --checkpoint DIR --layer 3 --inputs tokens.safetensors --ranks 4 --output out.safetensors\n"
             "  megamoe run --model tiny --ranks 4 --processes\n"
             "Under torchrun or mpirun every process is one rank, and rank 0 alone prints.\n"
-            "The inputs file holds hidden_states [T,H] BF16, topk_ids [T,K] and topk_weights [T,K].\n"
+            "The inputs file holds hidden_states [T,H] BF16; the checkpoint's router chooses their experts. With\n"
+            "topk_ids [T,K] and topk_weights [T,K] in the file, --part routed runs the routed experts alone.\n"
             "Exit code: 0 ok, 1 mismatch, 2 bad input, 3 runtime error."),
         plan(app, "plan", "Say what a layer would allocate and run, without allocating it",
              "Example:\n  megamoe plan --model deepseek-v3 --ranks 8 --tokens 128"),
+        inspect(
+            app, "inspect", "Say what a checkpoint holds, layer by layer, and what would be done with it",
+            "Example:\n"
+            "  megamoe inspect DIR\n"
+            "Reads config.json and the headers of the files, no weights. Exit code 2 where experts would be refused."),
         models(app, "models", "List the models with a confirmed shape, and those refused with the reason", ""),
         bench(app, "bench", "Time the layer; one JSON object per line on stdout, a table on stderr",
               "Example:\n"
@@ -101,7 +114,9 @@ struct AllGrammars {
               "GEMM alone is timed beside OpenBLAS sgemm, where that is installed."),
         doctor(app, "doctor", "Describe this machine: CPU, memory, limits, GPUs, environment", "") {
     add_layer_options(run);
-    run.option("Checkpoint", "inputs", "FILE", "Safetensors file with tokens and routing");
+    run.option("Checkpoint", "inputs", "FILE", "Safetensors file with tokens");
+    run.option("Checkpoint", "part", "auto|block|routed",
+               "The whole MoE block, or the routed experts with the file's routing (default auto)");
     run.option("Checkpoint", "compare", "TENSOR", "Tensor of the inputs file to compare the output with");
     add_random_options(run, "Tokens of every rank, or one number per rank (default 16)");
     add_execution_options(run);
@@ -116,6 +131,9 @@ struct AllGrammars {
     add_execution_options(plan);
     plan.option("Execution", "threads", "N", "Worker threads of each rank; 0 shares the cores (default)");
 
+    inspect.positional("checkpoint", "DIR", "A checkpoint folder: config.json and safetensors");
+    inspect.option("Layer", "layer", "N", "Only this layer, from 0");
+
     bench.option("Layer", "model", "NAME", "A published model's shape (default tiny)");
     add_random_options(bench, "Tokens of every rank; several are timed in turn (default 16)");
     bench.option("Execution", "repeat", "N", "Timed calls for each number of tokens (default 10)");
@@ -125,9 +143,9 @@ struct AllGrammars {
     bench.option("Parts", "min-ratio", "X", "Exit 1 where the GEMM is below X times the rate of OpenBLAS");
   }
 
-  std::array<const Grammar*, 5> all() const { return {&run, &plan, &models, &bench, &doctor}; }
+  std::array<const Grammar*, 6> all() const { return {&run, &plan, &inspect, &models, &bench, &doctor}; }
 
-  Grammar run, plan, models, bench, doctor;
+  Grammar run, plan, inspect, models, bench, doctor;
 };
 
 std::string command_list() {

@@ -9,6 +9,7 @@ namespace megamoe::cli {
 
 Result<Verdict> run_command(const Arguments& arguments);
 Result<Verdict> plan_command(const Arguments& arguments);
+Result<Verdict> inspect_command(const Arguments& arguments);
 Result<Verdict> models_command(const Arguments& arguments);
 Result<Verdict> bench_command(const Arguments& arguments);
 Result<Verdict> doctor_command(const Arguments& arguments);

@@ -10,6 +10,7 @@
 
 #include "cli/options.h"
 #include "io/layer_files.h"
+#include "io/moe_checkpoint.h"
 #include "io/moe_weights.h"
 #include "megamoe/shape.h"
 #include "megamoe/status.h"
@@ -24,17 +25,31 @@ struct RankRange {
   uint32_t count() const { return end - begin; }
 };
 
+/// Tokens of which the router here and the file choose the same experts.
+struct RoutingAgreement {
+  uint64_t num_tokens = 0;
+  uint64_t num_equal = 0;
+};
+
 /// Tokens of rank r are the rows [sum of tokens_per_rank before r, + tokens_per_rank[r]) of all tokens.
 struct LayerData {
   std::string title;  ///< "model tiny, random weights"
   MoeShape shape;
   std::optional<float> clamp;
+  bool whole_block = false;  ///< Router and shared experts of a checkpoint too.
   RankRange ranks;
   std::vector<io::LayerWeights> weights;  ///< Of `ranks`, in order.
+  io::SharedExperts shared;               ///< Of every rank; none where only routed experts are run.
   io::LayerInputs inputs;                 ///< Tokens of `ranks`.
+  /// Where the router's weight belongs on the input of the routed experts, so that shared experts see other tokens:
+  /// what they see. A second call runs them alone, and its rows are added.
+  std::optional<io::LayerInputs> shared_inputs;
   std::vector<uint32_t> tokens_per_rank;  ///< Of all ranks.
   std::optional<io::FloatRows> compare;   ///< Rows to compare the output with; only where rank 0 is held.
   bool weights_were_fp8 = true;           ///< As stored; false where they were packed to E4M3 on loading.
+  std::string compare_name;               ///< Of `compare`, in the file.
+  std::vector<std::string> notes;         ///< What was done to the tokens, one sentence each.
+  std::optional<RoutingAgreement> agreement;
 
   uint32_t num_ranks() const { return static_cast<uint32_t>(tokens_per_rank.size()); }
   bool holds_all_ranks() const { return ranks.count() == num_ranks(); }

@@ -17,9 +17,10 @@ using megamoe::cli::Verdict;
 
 megamoe::Result<Verdict> dispatch(const Arguments& arguments) {
   using Command = megamoe::Result<Verdict> (*)(const Arguments&);
-  static constexpr std::array<std::pair<std::string_view, Command>, 5> kCommands = {{
+  static constexpr std::array<std::pair<std::string_view, Command>, 6> kCommands = {{
       {"run", megamoe::cli::run_command},
       {"plan", megamoe::cli::plan_command},
+      {"inspect", megamoe::cli::inspect_command},
       {"models", megamoe::cli::models_command},
       {"bench", megamoe::cli::bench_command},
       {"doctor", megamoe::cli::doctor_command},

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kMaxTokens = 1 << 20;
 constexpr uint64_t kMaxTimeoutMs = 86'400'000;
+constexpr uint64_t kMaxLayer = 100'000;
 
 /// Reads options of one command; remembers the first error.
 class Reader {
@@ -83,7 +84,7 @@ void read_layer(Reader& reader, LayerChoice& layer) {
     reader.refuse("layer", "a layer number belongs to --checkpoint", "leave it out, or give --checkpoint");
   } else {
     reader.path("checkpoint", layer.checkpoint);
-    reader.whole("layer", "the layer", 0, 100'000, layer.layer);
+    reader.whole("layer", "the layer", 0, kMaxLayer, layer.layer);
   }
 }
 
@@ -151,6 +152,19 @@ void read_check(Reader& reader, CheckChoice& check) {
   }
 }
 
+void read_part(Reader& reader, BlockPart& part) {
+  if (!reader.has("part")) return;
+  const std::string text = reader.text("part");
+  if (text == "block") {
+    part = BlockPart::kBlock;
+  } else if (text == "routed") {
+    part = BlockPart::kRouted;
+  } else if (text != "auto") {
+    reader.fail("part", "the part must be auto, block or routed", fmt::format("'{}'", io::printable(text, 40)),
+                "choose one of them");
+  }
+}
+
 /// Ranks as processes: those that --processes asks for, or those that a launcher has started.
 void read_processes(Reader& reader, std::optional<uint32_t> launched_ranks, Execution& execution) {
   execution.as_processes = reader.has("processes") || launched_ranks;
@@ -212,10 +226,10 @@ Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_
       reader.refuse(name, "a file of tokens belongs to --checkpoint, since --model makes random tokens",
                     "leave it out, or give --checkpoint");
     }
+    reader.refuse("part", "a router and shared experts belong to --checkpoint", "leave it out, or give --checkpoint");
   } else {
     reader.require("layer", "a checkpoint needs the number of a layer", "give --layer N, counted from 0");
-    reader.require("inputs", "a checkpoint needs tokens and their routing",
-                   "give --inputs FILE.safetensors with hidden_states, topk_ids and topk_weights");
+    reader.require("inputs", "a checkpoint needs tokens", "give --inputs FILE.safetensors with hidden_states");
     for (const char* name : {"tokens", "routing", "seed"}) {
       reader.refuse(name, "random tokens belong to --model, since --inputs holds the tokens here",
                     "leave it out, or give --model");
@@ -223,6 +237,7 @@ Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_
   }
   reader.path("inputs", options.inputs);
   reader.path("compare", options.compare);
+  read_part(reader, options.part);
   reader.path("output", options.output);
   read_execution(reader, options.execution);
   read_processes(reader, launched_ranks, options.execution);
@@ -237,6 +252,16 @@ Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_
   if (reader.status().ok() && options.layer.model) {
     reader.keep(check_ranks("megamoe run", options.layer.model->shape.num_experts, options.execution.num_ranks));
   }
+  if (!reader.status().ok()) return reader.status();
+  return options;
+}
+
+Result<InspectOptions> inspect_options(const Arguments& arguments) {
+  Reader reader(arguments);
+  InspectOptions options;
+  reader.require("checkpoint", "a folder must be given", "megamoe inspect DIR");
+  reader.path("checkpoint", options.folder);
+  if (reader.has("layer")) reader.whole("layer", "the layer", 0, kMaxLayer, options.layer.emplace());
   if (!reader.status().ok()) return reader.status();
   return options;
 }
@@ -272,9 +297,10 @@ Result<BenchOptions> bench_options(const Arguments& arguments) {
 }
 
 LayerConfig layer_config(const Execution& execution, const MoeShape& shape, std::optional<float> clamp,
-                         uint32_t max_tokens_per_rank) {
+                         uint32_t max_tokens_per_rank, uint32_t num_shared_experts) {
   LayerConfig config;
   config.shape = shape;
+  config.num_shared_experts = num_shared_experts;
   config.max_tokens_per_rank = std::max(max_tokens_per_rank, 1U);
   config.swiglu_clamp = clamp;
   config.timeout_ns = execution.timeout_ns;

@@ -56,12 +56,25 @@ struct CheckChoice {
   uint64_t num_rows = 0;
 };
 
+/// How much of a checkpoint's MoE block is run.
+enum class BlockPart : uint8_t {
+  kAuto = 0,  ///< The whole, unless the file of tokens brings a routing and does not ask for the whole's output.
+  kBlock,     ///< Router, routed and shared experts.
+  kRouted,    ///< The routed experts, with the routing of the file.
+};
+
 struct RunOptions {
   LayerChoice layer;
+  BlockPart part = BlockPart::kAuto;
   std::string inputs, compare, output;
   Execution execution;
   RandomChoice random;
   CheckChoice check;
+};
+
+struct InspectOptions {
+  std::string folder;
+  std::optional<uint32_t> layer;
 };
 
 struct PlanOptions {
@@ -82,6 +95,7 @@ struct BenchOptions {
 
 /// @param launched_ranks  the ranks of the launcher that started this process, where there is one
 Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_t> launched_ranks);
+Result<InspectOptions> inspect_options(const Arguments& arguments);
 Result<PlanOptions> plan_options(const Arguments& arguments);
 Result<BenchOptions> bench_options(const Arguments& arguments);
 
@@ -90,6 +104,6 @@ Status check_ranks(std::string_view where, uint32_t num_experts, uint32_t num_ra
 
 /// The library's configuration for this choice.
 LayerConfig layer_config(const Execution& execution, const MoeShape& shape, std::optional<float> clamp,
-                         uint32_t max_tokens_per_rank);
+                         uint32_t max_tokens_per_rank, uint32_t num_shared_experts = 0);
 
 }  // namespace megamoe::cli

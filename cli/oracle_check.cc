@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cli/progress.h"
+#include "core/reference/formats.h"
 #include "core/reference/layer.h"
 
 namespace megamoe::cli {
@@ -16,25 +17,55 @@ namespace {
 constexpr uint64_t kCheckAllBelowMacs = 2'000'000'000;
 constexpr uint64_t kSampledRows = 64;
 
-reference::Layer oracle_layer(const LayerData& data) {
-  const uint64_t hidden = data.shape.hidden;
-  const uint64_t intermediate = data.shape.intermediate;
+/// The experts of [n][2I][H], [n][H][I] and their scales.
+template <class Weights>
+void add_experts(const MoeShape& shape, const Weights& weights, uint64_t count,
+                 std::vector<reference::ExpertWeights>& experts) {
+  const uint64_t hidden = shape.hidden;
+  const uint64_t intermediate = shape.intermediate;
   const uint64_t grid = hidden / kScaleGroup * ((intermediate + kScaleGroup - 1) / kScaleGroup);
+  for (uint64_t local = 0; local < count; ++local) {
+    reference::ExpertWeights expert;
+    expert.w13 = weights.w13.data() + local * 2 * intermediate * hidden;
+    expert.gate_scale = weights.w13_scale.data() + local * 2 * grid;
+    expert.up_scale = expert.gate_scale + grid;
+    expert.w2 = weights.w2.data() + local * hidden * intermediate;
+    expert.w2_scale = weights.w2_scale.data() + local * grid;
+    experts.push_back(expert);
+  }
+}
+
+reference::Layer oracle_layer(const LayerData& data) {
   reference::Layer layer;
   layer.shape = data.shape;
   layer.clamp = data.clamp;
   for (const io::LayerWeights& weights : data.weights) {
-    for (uint64_t local = 0; local < weights.num_local_experts(); ++local) {
-      reference::ExpertWeights expert;
-      expert.w13 = weights.w13.data() + local * 2 * intermediate * hidden;
-      expert.gate_scale = weights.w13_scale.data() + local * 2 * grid;
-      expert.up_scale = expert.gate_scale + grid;
-      expert.w2 = weights.w2.data() + local * hidden * intermediate;
-      expert.w2_scale = weights.w2_scale.data() + local * grid;
-      layer.experts.push_back(expert);
-    }
+    add_experts(data.shape, weights, weights.num_local_experts(), layer.experts);
   }
+  add_experts(data.shape, data.shared, data.shared.num_experts, layer.shared_experts);
   return layer;
+}
+
+reference::Input oracle_input(const io::LayerInputs& inputs) {
+  reference::Input input;
+  input.num_tokens = inputs.num_tokens;
+  input.hidden_bf16 = inputs.hidden_states.data();
+  input.topk_ids = inputs.topk_ids.data();
+  input.topk_weights = inputs.topk_weights.data();
+  if (!inputs.shared_weights.empty()) input.options.shared_weights = inputs.shared_weights.data();
+  return input;
+}
+
+/// What the layer must give for one token, the rows of a second call added.
+void expected_row(const reference::Layer& layer, const LayerData& data, uint64_t row, std::vector<double>& expected) {
+  reference::forward_row(layer, oracle_input(data.inputs), row, reference::Mode::kContract, expected.data());
+  if (!data.shared_inputs) return;
+  std::vector<double> second(expected.size());
+  reference::forward_row(layer, oracle_input(*data.shared_inputs), row, reference::Mode::kContract, second.data());
+  for (size_t col = 0; col < expected.size(); ++col) {
+    const auto sum = static_cast<float>(expected[col] + second[col]);
+    expected[col] = reference::bf16_value(reference::bf16_nearest(sum));
+  }
 }
 
 /// `count` distinct numbers below `end`, each set equally likely (Floyd's method).
@@ -90,12 +121,6 @@ std::vector<uint64_t> rows_to_check(const CheckChoice& choice, const LayerData& 
 reference::ErrorSummary check_against_oracle(const LayerData& data, std::span<const uint16_t> output,
                                              const std::vector<uint64_t>& rows) {
   const reference::Layer layer = oracle_layer(data);
-  reference::Input input;
-  input.num_tokens = data.inputs.num_tokens;
-  input.hidden_bf16 = data.inputs.hidden_states.data();
-  input.topk_ids = data.inputs.topk_ids.data();
-  input.topk_weights = data.inputs.topk_weights.data();
-
   std::vector<reference::RowError> errors(rows.size());
   {
     Progress progress("checking rows", rows.size());
@@ -103,7 +128,7 @@ reference::ErrorSummary check_against_oracle(const LayerData& data, std::span<co
     const auto work = [&] {
       std::vector<double> expected(data.shape.hidden);
       for (size_t i = next.fetch_add(1); i < rows.size(); i = next.fetch_add(1)) {
-        reference::forward_row(layer, input, rows[i], reference::Mode::kContract, expected.data());
+        expected_row(layer, data, rows[i], expected);
         errors[i] =
             reference::row_error(output.data() + rows[i] * data.shape.hidden, expected.data(), data.shape.hidden);
         progress.advance();

@@ -13,6 +13,7 @@ struct PlannedLayer {
   std::string title;
   MoeShape shape;
   std::optional<float> clamp;
+  uint32_t num_shared_experts = 0;
 };
 
 Result<PlannedLayer> describe_layer(const PlanOptions& options) {
@@ -34,21 +35,26 @@ Result<PlannedLayer> describe_layer(const PlanOptions& options) {
   layer.title = fmt::format("checkpoint {}, layer {}", options.layer.checkpoint, options.layer.layer);
   layer.shape = config->shape;
   layer.clamp = config->swiglu_limit;
+  layer.num_shared_experts = static_cast<uint32_t>(
+      (config->total_shared_intermediate() + config->shape.intermediate - 1) / config->shape.intermediate);
   return layer;
 }
 
 /// Of one rank: codes and scales of its experts.
-uint64_t weight_bytes_per_rank(const MoeShape& shape, uint32_t num_ranks) {
+uint64_t weight_bytes_per_rank(const PlannedLayer& layer, uint32_t num_ranks) {
+  const MoeShape& shape = layer.shape;
   const uint64_t codes = uint64_t{3} * shape.hidden * shape.intermediate;
   const uint64_t blocks = uint64_t{shape.hidden / kScaleGroup} * ((shape.intermediate + kScaleGroup - 1) / kScaleGroup);
-  return shape.num_experts / num_ranks * (codes + 3 * blocks * sizeof(float));
+  return (shape.num_experts / num_ranks + layer.num_shared_experts) * (codes + 3 * blocks * sizeof(float));
 }
 
 void print_plan(const PlannedLayer& layer, const PlanOptions& options, const LayerPlan& plan) {
   const MoeShape& shape = layer.shape;
   fmt::print("layer      {}\n", layer.title);
-  fmt::print("shape      hidden {}, intermediate {}, {} experts, top-{}{}\n", shape.hidden, shape.intermediate,
-             shape.num_experts, shape.top_k, layer.clamp ? fmt::format(", SwiGLU clamp {:g}", *layer.clamp) : "");
+  fmt::print("shape      hidden {}, intermediate {}, {} experts, top-{}{}{}\n", shape.hidden, shape.intermediate,
+             shape.num_experts, shape.top_k,
+             layer.num_shared_experts > 0 ? fmt::format(", {} shared", layer.num_shared_experts) : "",
+             layer.clamp ? fmt::format(", SwiGLU clamp {:g}", *layer.clamp) : "");
   fmt::print("ranks      {} on {}, {} experts on each, up to {} tokens on each\n", options.execution.num_ranks,
              plan.backend, shape.num_experts / options.execution.num_ranks, options.max_tokens_per_rank);
   fmt::print("kernel     {}\n", plan.kernel);
@@ -68,7 +74,7 @@ void print_plan(const PlannedLayer& layer, const PlanOptions& options, const Lay
     fmt::print("  {:<24}{:>16}{:>18}  {}\n", region.name, region.bytes, region.offset_bytes, region.reach);
   }
   fmt::print("  {:<24}{:>16}  ({})\n", "total", plan.workspace_bytes, bytes_text(plan.workspace_bytes));
-  const uint64_t weights = weight_bytes_per_rank(shape, options.execution.num_ranks);
+  const uint64_t weights = weight_bytes_per_rank(layer, options.execution.num_ranks);
   fmt::print("weights of each rank (the caller's)\n  {:<24}{:>16}  ({})\n", "w13, w2 and scales", weights,
              bytes_text(weights));
 }
@@ -82,6 +88,7 @@ void print_plan_json(const PlannedLayer& layer, const PlanOptions& options, cons
   json.key("max_tokens_per_rank").whole(options.max_tokens_per_rank);
   json.key("shape");
   write_shape(json, layer.shape);
+  json.key("shared_experts").whole(layer.num_shared_experts);
   json.key("swiglu_clamp");
   layer.clamp ? json.real(*layer.clamp) : json.null();
   json.key("kernel").text(plan.kernel);
@@ -111,7 +118,7 @@ void print_plan_json(const PlannedLayer& layer, const PlanOptions& options, cons
   }
   json.end_array();
   json.key("workspace_bytes").whole(plan.workspace_bytes);
-  json.key("weight_bytes").whole(weight_bytes_per_rank(layer.shape, options.execution.num_ranks));
+  json.key("weight_bytes").whole(weight_bytes_per_rank(layer, options.execution.num_ranks));
   json.end_object();
   print_json(json);
 }
@@ -124,7 +131,8 @@ Result<Verdict> plan_command(const Arguments& arguments) {
   auto layer = describe_layer(options.value());
   if (!layer.ok()) return layer.status();
   MEGAMOE_RETURN_IF_ERROR(check_ranks("megamoe plan", layer->shape.num_experts, options->execution.num_ranks));
-  auto plan = MoeLayer::plan(layer_config(options->execution, layer->shape, layer->clamp, options->max_tokens_per_rank),
+  auto plan = MoeLayer::plan(layer_config(options->execution, layer->shape, layer->clamp, options->max_tokens_per_rank,
+                                          layer->num_shared_experts),
                              options->execution.num_ranks);
   if (!plan.ok()) return plan.status();
   if (arguments.json) {

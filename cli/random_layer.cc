@@ -234,7 +234,7 @@ Result<LayerData> make_random_layer(const api::ModelPreset& model, const Executi
     io::LayerWeights& weights = data.weights[held];
     weights.config.shape = data.shape;
     weights.config.swiglu_limit = data.clamp;
-    weights.config.quantized_fp8 = true;
+    weights.config.quantization = io::Quantization::kFp8Blocks;
     weights.expert_begin = rank * experts_per_rank;
     weights.expert_end = weights.expert_begin + experts_per_rank;
     return fill_experts(random.seed, weights, progress);

@@ -1,6 +1,11 @@
 // Shapes of the views, said once.
 #include "cli/rank_layer.h"
 
+#include <algorithm>
+#include <array>
+
+#include "core/reference/layer.h"
+
 namespace megamoe::cli {
 namespace {
 
@@ -10,7 +15,7 @@ TensorView codes_view(const io::Buffer<uint8_t>& codes, int64_t experts, int64_t
 
 }  // namespace
 
-ExpertWeights weights_view(const io::LayerWeights& weights) {
+ExpertWeights weights_view(const io::LayerWeights& weights, const io::SharedExperts& shared) {
   const int64_t experts = weights.num_local_experts();
   const int64_t hidden = weights.shape().hidden;
   const int64_t intermediate = weights.shape().intermediate;
@@ -23,6 +28,14 @@ ExpertWeights weights_view(const io::LayerWeights& weights) {
   view.w2 = codes_view(weights.w2, experts, hidden, intermediate);
   view.w2_scale =
       TensorView::dense(weights.w2_scale.data(), DType::kFloat32, {experts, hidden_blocks, intermediate_blocks});
+  if (const int64_t count = shared.num_experts; count > 0) {
+    view.shared_w13 = codes_view(shared.w13, count, 2 * intermediate, hidden);
+    view.shared_w13_scale =
+        TensorView::dense(shared.w13_scale.data(), DType::kFloat32, {count, 2, intermediate_blocks, hidden_blocks});
+    view.shared_w2 = codes_view(shared.w2, count, hidden, intermediate);
+    view.shared_w2_scale =
+        TensorView::dense(shared.w2_scale.data(), DType::kFloat32, {count, hidden_blocks, intermediate_blocks});
+  }
   view.w13_layout = W13Layout::kGateUp;
   view.scale_format = ScaleFormat::kFloat32;
   return view;
@@ -39,8 +52,22 @@ ForwardArgs forward_args(const io::LayerInputs& inputs, uint64_t first_row, uint
   args.hidden_states = TensorView::dense(inputs.hidden_states.data() + first_value, DType::kBFloat16, {tokens, hidden});
   args.topk_ids = TensorView::dense(inputs.topk_ids.data() + first_slot, DType::kInt64, {tokens, top_k});
   args.topk_weights = TensorView::dense(inputs.topk_weights.data() + first_slot, DType::kFloat32, {tokens, top_k});
+  if (!inputs.shared_weights.empty()) {
+    const int64_t num_shared = inputs.num_shared;
+    args.shared_weights = TensorView::dense(inputs.shared_weights.data() + first_row * inputs.num_shared,
+                                            DType::kFloat32, {tokens, num_shared});
+  }
   args.output = TensorView::dense(output.data() + first_value, DType::kBFloat16, {tokens, hidden});
   return args;
+}
+
+void add_rows(std::span<const uint16_t> second, std::span<uint16_t> output) {
+  constexpr size_t kChunk = size_t{1} << 20;
+  for (size_t begin = 0; begin < output.size(); begin += kChunk) {
+    const std::array<const uint16_t*, 2> rows = {output.data() + begin, second.data() + begin};
+    reference::combine_rows(rows.data(), 2, static_cast<uint32_t>(std::min(kChunk, output.size() - begin)),
+                            output.data() + begin);
+  }
 }
 
 }  // namespace megamoe::cli

@@ -5,16 +5,20 @@
 #include <span>
 
 #include "io/layer_files.h"
+#include "io/moe_checkpoint.h"
 #include "io/moe_weights.h"
 #include "megamoe/moe_layer.h"
 
 namespace megamoe::cli {
 
-/// A view of a rank's experts, which must outlive the layer that is given it.
-ExpertWeights weights_view(const io::LayerWeights& weights);
+/// A view of a rank's experts and of the shared ones, which must outlive the layer that is given it.
+ExpertWeights weights_view(const io::LayerWeights& weights, const io::SharedExperts& shared);
 
 /// Rows [first_row, + num_tokens) of `inputs`; `output` has as many rows as `inputs`.
 ForwardArgs forward_args(const io::LayerInputs& inputs, uint64_t first_row, uint32_t num_tokens,
                          std::span<uint16_t> output);
+
+/// Adds the BF16 rows of a second call to those of the first: FP32 sums, rounded once.
+void add_rows(std::span<const uint16_t> second, std::span<uint16_t> output);
 
 }  // namespace megamoe::cli

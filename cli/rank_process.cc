@@ -164,9 +164,10 @@ Result<io::Buffer<uint16_t>> run_layer(const std::shared_ptr<SymmetricMemory>& g
   Stopwatch watch;
   auto output = io::Buffer<uint16_t>::allocate(uint64_t{num_tokens} * data.shape.hidden, "this rank's output rows");
   MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, output.status(), "memory for this rank's output", timeout_ns));
-  auto layer = MoeLayer::create(layer_config(options.execution, data.shape, data.clamp, data.most_tokens()), group);
+  auto layer = MoeLayer::create(
+      layer_config(options.execution, data.shape, data.clamp, data.most_tokens(), data.shared.num_experts), group);
   if (!layer.ok()) return layer.status();
-  const Status loaded = layer->load_weights(weights_view(data.weights.front()));
+  const Status loaded = layer->load_weights(weights_view(data.weights.front(), data.shared));
   MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, loaded, "weights of the layer", timeout_ns));
   report.times.create_ns = watch.lap_ns();
 
@@ -177,9 +178,17 @@ Result<io::Buffer<uint16_t>> run_layer(const std::shared_ptr<SymmetricMemory>& g
     MEGAMOE_RETURN_IF_ERROR(layer->forward(forward_args(data.inputs, 0, num_tokens, output->span())));
     figures.end_ns = steady_ns();
   }
-  const ForwardReport& mine = layer->last_report();
+  const ForwardReport mine = layer->last_report();
   figures.times.add_stages(mine);
   figures.num_experts = mine.rows_per_expert.size();
+  if (data.shared_inputs) {
+    auto second = io::Buffer<uint16_t>::allocate(output->size(), "the rows of the shared experts");
+    MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, second.status(), "memory for the shared experts' rows", timeout_ns));
+    MEGAMOE_RETURN_IF_ERROR(layer->forward(forward_args(*data.shared_inputs, 0, num_tokens, second->span())));
+    figures.end_ns = steady_ns();
+    figures.times.add_stages(layer->last_report());
+    add_rows(second->span(), output->span());
+  }
   report.plan = layer->plan();
   report.simd = report.plan.backend == "cpu" ? std::string(api::simd_level()) : "none";
   const std::string text = encode(figures, mine.rows_per_expert, data.weights.front().notes);

@@ -40,7 +40,8 @@ Status for_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& 
   return found == results.end() ? Status() : *found;
 }
 
-Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights) {
+Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights,
+                                  const io::SharedExperts& shared) {
   const auto num_ranks = static_cast<uint32_t>(weights.size());
   auto stores = make_stores(config.backend, num_ranks);
   if (!stores.ok()) return stores.status();
@@ -52,8 +53,10 @@ Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<i
     auto layer = MoeLayer::create(config, group.value()[rank]);
     if (!layer.ok()) return layer.status();
     team.layers_[rank].emplace(std::move(layer).value());
-    ExpertWeights views = weights_view(weights[rank]);
-    const Status placed = team.weights_[rank].place({&views.w13, &views.w13_scale, &views.w2, &views.w2_scale});
+    ExpertWeights views = weights_view(weights[rank], shared);
+    const Status placed =
+        team.weights_[rank].place({&views.w13, &views.w13_scale, &views.w2, &views.w2_scale, &views.shared_w13,
+                                   &views.shared_w13_scale, &views.shared_w2, &views.shared_w2_scale});
     return placed.ok() ? team.layers_[rank]->load_weights(views) : placed;
   }));
   return team;
@@ -79,7 +82,8 @@ Result<uint64_t> RankTeam::forward(const io::LayerInputs& inputs, const std::vec
   MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks(), [&](uint32_t rank) {
     ForwardArgs& mine = args[rank];
     mine = forward_args(inputs, first_token[rank], tokens_per_rank[rank], output);
-    return stores.value()[rank].place({&mine.hidden_states, &mine.topk_ids, &mine.topk_weights, &mine.output});
+    return stores.value()[rank].place(
+        {&mine.hidden_states, &mine.topk_ids, &mine.topk_weights, &mine.shared_weights, &mine.output});
   }));
   std::vector<Clock::time_point> starts(num_ranks());
   std::vector<Clock::time_point> ends(num_ranks());

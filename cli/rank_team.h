@@ -11,6 +11,7 @@
 
 #include "api/tensor_store.h"
 #include "io/layer_files.h"
+#include "io/moe_checkpoint.h"
 #include "io/moe_weights.h"
 #include "megamoe/moe_layer.h"
 #include "megamoe/status.h"
@@ -28,9 +29,10 @@ class RankTeam {
   /// Layers leave their group together: each on its own thread.
   ~RankTeam();
 
-  /// Creates a layer on every rank of a group of threads (backend cuda: on the first GPU) and gives it its experts,
-  /// which must outlive the team; they are copied to the GPU where that runs the layer.
-  static Result<RankTeam> create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights);
+  /// Creates a layer on every rank of a group of threads (backend cuda: on the first GPU) and gives it its experts
+  /// and the shared ones, which must outlive the team; they are copied to the GPU where that runs the layer.
+  static Result<RankTeam> create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights,
+                                 const io::SharedExperts& shared);
 
   /// One call on every rank. `output` holds BF16 rows in the order of `inputs`. Returns the nanoseconds from the first
   /// rank's start to the last rank's end, without copies to and from a GPU.

@@ -7,6 +7,7 @@
 #include "cli/options.h"
 #include "cli/process_team.h"
 #include "cli/progress.h"
+#include "cli/rank_layer.h"
 #include "cli/rank_process.h"
 #include "cli/rank_team.h"
 #include "cli/run_finish.h"
@@ -21,8 +22,9 @@ Result<io::Buffer<uint16_t>> run_threads(const LayerData& data, const RunOptions
   auto output = io::Buffer<uint16_t>::allocate(data.inputs.num_tokens * data.shape.hidden, "the output rows");
   if (!output.ok()) return output;
   Stopwatch watch;
-  auto team =
-      RankTeam::create(layer_config(options.execution, data.shape, data.clamp, data.most_tokens()), data.weights);
+  auto team = RankTeam::create(
+      layer_config(options.execution, data.shape, data.clamp, data.most_tokens(), data.shared.num_experts),
+      data.weights, data.shared);
   if (!team.ok()) return team.status();
   report.times.create_ns = watch.lap_ns();
   {
@@ -32,8 +34,17 @@ Result<io::Buffer<uint16_t>> run_threads(const LayerData& data, const RunOptions
     report.times.forward_ns = forward_ns.value();
   }
   for (uint32_t rank = 0; rank < team->num_ranks(); ++rank) report.times.add_stages(team->last_report(rank));
-  report.plan = team->plan();
   report.rows_per_expert = team->rows_per_expert();
+  if (data.shared_inputs) {
+    auto second = io::Buffer<uint16_t>::allocate(output->size(), "the rows of the shared experts");
+    if (!second.ok()) return second.status();
+    auto forward_ns = team->forward(*data.shared_inputs, data.tokens_per_rank, second->span());
+    if (!forward_ns.ok()) return forward_ns.status();
+    report.times.forward_ns += forward_ns.value();
+    for (uint32_t rank = 0; rank < team->num_ranks(); ++rank) report.times.add_stages(team->last_report(rank));
+    add_rows(second->span(), output->span());
+  }
+  report.plan = team->plan();
   report.simd = report.plan.backend == "cpu" ? std::string(api::simd_level()) : "none";
   return output;
 }

@@ -30,7 +30,10 @@ RunReport begin_report(const LayerData& data, std::string_view transport) {
   report.num_ranks = data.num_ranks();
   report.transport = transport;
   report.tokens_per_rank = data.tokens_per_rank;
+  report.whole_block = data.whole_block;
+  report.agreement = data.agreement;
   for (const io::LayerWeights& weights : data.weights) add_notes(weights.notes, report);
+  add_notes(data.notes, report);
   return report;
 }
 
@@ -51,7 +54,7 @@ Result<Verdict> finish_run(const Arguments& arguments, const RunOptions& options
   Stopwatch watch;
   if (data.compare) {
     report.compare = check_against_compare(data, output.span());
-    report.compare_name = options.compare;
+    report.compare_name = data.compare_name;
     report.compare_limits = data.weights_were_fp8 ? kFp8WeightLimits : kPackedWeightLimits;
   }
   const std::vector<uint64_t> rows = rows_to_check(options.check, data, options.random.seed);

@@ -129,7 +129,8 @@ std::string RunReport::mismatch() const {
         "quantised to FP8, got {:.3g} in row {} and {:.3g} on average; {}",
         text.empty() ? "" : "; ", compare_name, compare_limits.max_row, compare_limits.mean_row, compare.max_row_rel_l2,
         compare.worst_row, compare.mean_row_rel_l2,
-        "compare with the routed experts' output alone, without shared experts or residual");
+        whole_block ? "compare with the output of the whole block, shared experts included, residual not"
+                    : "compare with the routed experts' output alone, without shared experts or residual");
   }
   return text;
 }
@@ -147,6 +148,10 @@ void print_run_report(const RunReport& report, const RunOptions& options) {
   const Balance experts = balance_of(report.rows_per_expert);
   fmt::print("routing    {} rows; most on a rank {} (max/mean {:.2f}), most on an expert {} (max/mean {:.2f})\n",
              ranks.total, ranks.max, ranks.max_over_mean, experts.max, experts.max_over_mean);
+  if (report.agreement) {
+    fmt::print("router     chooses the experts of the file for {} of {} tokens\n", report.agreement->num_equal,
+               report.agreement->num_tokens);
+  }
   fmt::print("time       load {}, create {}, forward {}, check {}\n", duration_text(report.times.load_ns),
              duration_text(report.times.create_ns), duration_text(report.times.forward_ns),
              duration_text(report.times.check_ns));
@@ -179,6 +184,7 @@ void print_run_json(const RunReport& report) {
   JsonWriter json;
   begin_answer(json, "run", report.verdict());
   json.key("layer").text(report.title);
+  json.key("part").text(report.whole_block ? "block" : "routed");
   json.key("backend").text(report.plan.backend);
   json.key("simd").text(report.simd);
   json.key("kernel").text(report.plan.kernel);
@@ -193,6 +199,15 @@ void print_run_json(const RunReport& report) {
   json.key("max_over_mean_rank").real(balance_of(rows_per_rank(report)).max_over_mean);
   json.key("max_over_mean_expert").real(balance_of(report.rows_per_expert).max_over_mean);
   json.end_object();
+  json.key("routing_agreement");
+  if (report.agreement) {
+    json.begin_object();
+    json.key("tokens").whole(report.agreement->num_tokens);
+    json.key("equal").whole(report.agreement->num_equal);
+    json.end_object();
+  } else {
+    json.null();
+  }
   json.key("workspace_bytes").whole(report.plan.workspace_bytes);
 
   const auto micros = [](uint64_t ns) { return static_cast<double>(ns) / 1e3; };

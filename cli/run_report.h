@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct RunTimes {
 
 struct RunReport {
   std::string title;
+  bool whole_block = false;
+  std::optional<RoutingAgreement> agreement;
   MoeShape shape;
   LayerPlan plan;
   std::string simd;

@@ -18,10 +18,11 @@ ALLOWED = {
     "src/backends/cpu": {"megamoe", "core", "protocol", "backends/backend.h", "backends/error_text.h"},
     "src/backends/sm90": {"megamoe", "core", "protocol", "backends/backend.h", "backends/error_text.h"},
     "src/comm": {"megamoe", "core"},
-    "src/io": {"megamoe", "core"},
+    "src/routing": {"megamoe", "core"},
+    "src/io": {"megamoe", "core", "routing"},
     "src/api": {"megamoe", "core", "protocol", "backends", "comm", "io"},
     "src/capi": {"megamoe", "api"},
-    "cli": {"megamoe", "api", "io", "core/reference"},
+    "cli": {"megamoe", "api", "io", "routing", "core/reference"},
     "examples": {"megamoe", "api", "io"},
 }
 # core and protocol compile with plain C++20 and nvcc and leave threads, clocks, files and CUDA to the machines below.

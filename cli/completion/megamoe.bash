@@ -3,7 +3,7 @@ _megamoe() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]}
   COMPREPLY=()
   if ((COMP_CWORD == 1)); then
-    mapfile -t COMPREPLY < <(compgen -W "run plan models bench doctor --help --version" -- "$current")
+    mapfile -t COMPREPLY < <(compgen -W "run plan inspect models bench doctor --help --version" -- "$current")
     return
   fi
   case $previous in
@@ -19,6 +19,10 @@ _megamoe() {
       mapfile -t COMPREPLY < <(compgen -W "uniform zipf:1.0 one-expert one-rank" -- "$current")
       return
       ;;
+    --part)
+      mapfile -t COMPREPLY < <(compgen -W "auto block routed" -- "$current")
+      return
+      ;;
     --only)
       mapfile -t COMPREPLY < <(compgen -W "layer gemm" -- "$current")
       return
@@ -28,6 +32,10 @@ _megamoe() {
       return
       ;;
   esac
+  if [[ $command == inspect && $current != -* ]]; then
+    mapfile -t COMPREPLY < <(compgen -f -- "$current")
+    return
+  fi
   local options
   options=$("${COMP_WORDS[0]}" "$command" --help 2>/dev/null | grep -o -- '--[a-z][a-z-]*' | sort -u)
   mapfile -t COMPREPLY < <(compgen -W "$options" -- "$current")

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -15,6 +16,8 @@
 
 namespace megamoe::io {
 namespace {
+
+constexpr std::array<std::string_view, 4> kRoutingNames = {"topk_ids", "experts_in1", "topk_weights", "experts_in2"};
 
 std::string names_of(const SafetensorsFile& file) {
   std::vector<std::string> names;
@@ -100,7 +103,15 @@ class RowReader {
 
 }  // namespace
 
-Result<LayerInputs> read_layer_inputs(const std::string& path) {
+Result<std::vector<std::string>> read_tensor_names(const std::string& path) {
+  const Result<SafetensorsFile> file = SafetensorsFile::open(path);
+  if (!file.ok()) return file.status();
+  std::vector<std::string> names;
+  for (const TensorInfo& info : file->header().tensors) names.push_back(info.name);
+  return names;
+}
+
+Result<LayerInputs> read_layer_inputs(const std::string& path, RoutingInFile routing) {
   const Result<SafetensorsFile> file = SafetensorsFile::open(path);
   if (!file.ok()) return file.status();
   const RowReader reader(file.value(), fmt::format("inputs.read: {}", printable(path, 1000)));
@@ -108,12 +119,24 @@ Result<LayerInputs> read_layer_inputs(const std::string& path) {
   const TensorInfo* ids = nullptr;
   const TensorInfo* topk_weights = nullptr;
   MEGAMOE_RETURN_IF_ERROR(reader.find("hidden_states", "", tokens));
-  MEGAMOE_RETURN_IF_ERROR(reader.find("topk_ids", "experts_in1", ids));
-  MEGAMOE_RETURN_IF_ERROR(reader.find("topk_weights", "experts_in2", topk_weights));
   if (tokens->dtype != FileDType::kBFloat16) {
     return reader.refuse(Code::kNotSupported,
                          fmt::format("hidden_states must be BF16, got {}; convert it", describe(*tokens)));
   }
+  LayerInputs inputs;
+  inputs.num_tokens = tokens->shape[0];
+  if (tokens->shape[1] == 0 || tokens->shape[1] > UINT32_MAX) {
+    return reader.refuse(Code::kBadFile, fmt::format("hidden_states must have columns, got {}", describe(*tokens)));
+  }
+  inputs.hidden = static_cast<uint32_t>(tokens->shape[1]);
+  const bool has_routing = std::any_of(kRoutingNames.begin(), kRoutingNames.end(),
+                                       [&](std::string_view each) { return file->find(each) != nullptr; });
+  if (routing == RoutingInFile::kOptional && !has_routing) {
+    MEGAMOE_RETURN_IF_ERROR(reader.read(*tokens, inputs.hidden_states));
+    return inputs;
+  }
+  MEGAMOE_RETURN_IF_ERROR(reader.find("topk_ids", "experts_in1", ids));
+  MEGAMOE_RETURN_IF_ERROR(reader.find("topk_weights", "experts_in2", topk_weights));
   if (ids->shape[0] != tokens->shape[0]) {
     return reader.refuse(Code::kBadFile,
                          fmt::format("{} must have a row for each of the {} rows of hidden_states, got {}", ids->name,
@@ -123,13 +146,9 @@ Result<LayerInputs> read_layer_inputs(const std::string& path) {
     return reader.refuse(Code::kBadFile, fmt::format("{} must have the shape of {}, {}, got {}", topk_weights->name,
                                                      ids->name, describe(*ids), describe(*topk_weights)));
   }
-  if (tokens->shape[1] == 0 || tokens->shape[1] > UINT32_MAX || ids->shape[1] == 0 || ids->shape[1] > UINT32_MAX) {
-    return reader.refuse(Code::kBadFile, fmt::format("hidden_states and {} must have columns, got {} and {}", ids->name,
-                                                     describe(*tokens), describe(*ids)));
+  if (ids->shape[1] == 0 || ids->shape[1] > UINT32_MAX) {
+    return reader.refuse(Code::kBadFile, fmt::format("{} must have columns, got {}", ids->name, describe(*ids)));
   }
-  LayerInputs inputs;
-  inputs.num_tokens = tokens->shape[0];
-  inputs.hidden = static_cast<uint32_t>(tokens->shape[1]);
   inputs.top_k = static_cast<uint32_t>(ids->shape[1]);
   MEGAMOE_RETURN_IF_ERROR(reader.read(*tokens, inputs.hidden_states));
   MEGAMOE_RETURN_IF_ERROR(reader.read_ids(*ids, inputs.topk_ids));

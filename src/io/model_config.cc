@@ -59,6 +59,22 @@ class Keys {
     return {};
   }
 
+  Status string(std::string_view key, std::optional<std::string>& result) const {
+    const JsonValue* value = find(key);
+    if (value == nullptr) return {};
+    if (value->kind != JsonValue::Kind::kString) return bad(key, "a string", describe(*value));
+    result = value->text;
+    return {};
+  }
+
+  Status boolean(std::string_view key, std::optional<bool>& result) const {
+    const JsonValue* value = find(key);
+    if (value == nullptr) return {};
+    if (value->kind != JsonValue::Kind::kBoolean) return bad(key, "true or false", describe(*value));
+    result = value->boolean;
+    return {};
+  }
+
   Status positive_real(std::string_view key, std::optional<double>& result) const {
     const JsonValue* value = find(key);
     if (value == nullptr) return {};
@@ -102,7 +118,35 @@ Status read_intermediate(const Keys& keys, std::string_view model_type, uint32_t
   return {};
 }
 
+Status read_shape(const Keys& keys, ModelConfig& config) {
+  MEGAMOE_RETURN_IF_ERROR(keys.required_integer("hidden_size", kMaxExtent, config.shape.hidden));
+  if (config.shape.hidden % kScaleGroup != 0) {
+    return keys.refused("hidden_size", "a multiple of 128 (one FP8 scale block)", std::to_string(config.shape.hidden),
+                        "pad hidden with zeros");
+  }
+  MEGAMOE_RETURN_IF_ERROR(read_num_experts(keys, config.shape.num_experts));
+  MEGAMOE_RETURN_IF_ERROR(read_intermediate(keys, config.model_type, config.shape.intermediate));
+  MEGAMOE_RETURN_IF_ERROR(keys.required_integer("num_experts_per_tok", kMaxTopK, config.shape.top_k));
+  if (config.shape.top_k > config.shape.num_experts) {
+    return keys.bad("num_experts_per_tok", fmt::format("at most the {} experts", config.shape.num_experts),
+                    std::to_string(config.shape.top_k));
+  }
+  return {};
+}
+
+/// Models whose experts compute something else although `hidden_act` says silu.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kOtherExperts = {{
+    {"gpt_oss", "its experts have biases and another activation (alpha 1.702, up + 1)"},
+    {"minimax_m3", "its experts have another activation (alpha 1.702)"},
+}};
+
 Status read_activation(const Keys& keys, ModelConfig& config) {
+  for (const auto& [model_type, reason] : kOtherExperts) {
+    if (!config.model_type.starts_with(model_type)) continue;
+    return keys.refused("model_type", "that of a model whose experts compute SwiGLU",
+                        fmt::format("\"{}\"", printable(config.model_type)),
+                        fmt::format("{}, which this layer does not compute", reason));
+  }
   const JsonValue* activation = keys.find("hidden_act");
   if (activation != nullptr &&
       (activation->kind != JsonValue::Kind::kString || (activation->text != "silu" && activation->text != "swish"))) {
@@ -119,20 +163,25 @@ Status read_activation(const Keys& keys, ModelConfig& config) {
   return {};
 }
 
-Status read_quantization(const JsonValue& object, std::string_view where) {
-  const Keys keys(object, where, "quantization_config.");
-  const auto text_must_be = [&](std::string_view key, std::string_view wanted, bool required) -> Status {
+/// "\"modelopt\" (quant_algo \"NVFP4\")": the method, and what says more about it.
+std::string describe_method(const Keys& keys, const JsonValue& method) {
+  std::string text = describe(method);
+  for (const std::string_view key : {"quant_algo", "format", "bits", "w_bit"}) {
+    if (const JsonValue* value = keys.find(key); value != nullptr)
+      text += fmt::format(" ({} {})", key, describe(*value));
+  }
+  return text;
+}
+
+Status read_fp8_blocks(const Keys& keys) {
+  const auto text_must_be = [&](std::string_view key, std::string_view wanted) -> Status {
     const JsonValue* value = keys.find(key);
-    if (value == nullptr) {
-      return required ? keys.bad(key, "given, nothing is assumed in its place", "no such key") : Status();
-    }
-    if (value->kind == JsonValue::Kind::kString && value->text == wanted) return {};
+    if (value == nullptr || (value->kind == JsonValue::Kind::kString && value->text == wanted)) return {};
     return keys.refused(key, fmt::format("\"{}\"", wanted), describe(*value),
                         "convert the checkpoint to FP8 E4M3 in 128 x 128 blocks or to BF16");
   };
-  MEGAMOE_RETURN_IF_ERROR(text_must_be("quant_method", "fp8", true));
-  MEGAMOE_RETURN_IF_ERROR(text_must_be("fmt", "e4m3", false));
-  MEGAMOE_RETURN_IF_ERROR(text_must_be("activation_scheme", "dynamic", false));
+  MEGAMOE_RETURN_IF_ERROR(text_must_be("fmt", "e4m3"));
+  MEGAMOE_RETURN_IF_ERROR(text_must_be("activation_scheme", "dynamic"));
   const JsonValue* block = keys.find("weight_block_size");
   if (block == nullptr) return keys.bad("weight_block_size", "given, nothing is assumed in its place", "no such key");
   const auto is_128 = [](const JsonValue& value) {
@@ -146,6 +195,41 @@ Status read_quantization(const JsonValue& object, std::string_view where) {
   return {};
 }
 
+Status read_quantization(const JsonValue& value, std::string_view where, Quantization& quantization) {
+  if (value.kind != JsonValue::Kind::kObject) {
+    return Keys(value, where, "").bad("quantization_config", "an object", describe(value));
+  }
+  const Keys keys(value, where, "quantization_config.");
+  const JsonValue* method = keys.find("quant_method");
+  if (method == nullptr) return keys.bad("quant_method", "given, nothing is assumed in its place", "no such key");
+  if (method->kind == JsonValue::Kind::kString && method->text == "mxfp4") {
+    quantization = Quantization::kMxfp4;
+    return {};
+  }
+  if (method->kind == JsonValue::Kind::kString && method->text == "fp8") {
+    quantization = Quantization::kFp8Blocks;
+    return read_fp8_blocks(keys);
+  }
+  return keys.refused("quant_method", "\"fp8\" or \"mxfp4\"", describe_method(keys, *method),
+                      "convert the checkpoint to FP8 E4M3 in 128 x 128 blocks or to BF16");
+}
+
+Status read_router(const Keys& keys, ModelConfig& config) {
+  MEGAMOE_RETURN_IF_ERROR(keys.string("scoring_func", config.scoring_func));
+  MEGAMOE_RETURN_IF_ERROR(keys.string("topk_method", config.topk_method));
+  MEGAMOE_RETURN_IF_ERROR(keys.boolean("norm_topk_prob", config.norm_topk_prob));
+  MEGAMOE_RETURN_IF_ERROR(keys.integer("n_group", 0, kMaxExperts, config.num_groups));
+  MEGAMOE_RETURN_IF_ERROR(keys.integer("topk_group", 0, kMaxExperts, config.topk_groups));
+  return keys.positive_real("routed_scaling_factor", config.routed_scaling_factor);
+}
+
+/// The part of the document that describes the language model.
+const JsonValue& language_model(const JsonValue& root, bool& is_part) {
+  const JsonValue* part = root.find("text_config");
+  is_part = root.find("hidden_size") == nullptr && part != nullptr && part->kind == JsonValue::Kind::kObject;
+  return is_part ? *part : root;
+}
+
 }  // namespace
 
 Result<ModelConfig> parse_model_config(std::string_view text, std::string_view where) {
@@ -154,35 +238,26 @@ Result<ModelConfig> parse_model_config(std::string_view text, std::string_view w
   if (root->kind != JsonValue::Kind::kObject) {
     return Status(Code::kBadFile, fmt::format("{}: must be a JSON object, got {}", where, describe(root.value())));
   }
-  const Keys keys(root.value(), where, "");
+  bool is_part = false;
+  const JsonValue& model = language_model(root.value(), is_part);
+  const Keys keys(model, where, is_part ? "text_config." : "");
   ModelConfig config;
-  if (const JsonValue* type = keys.find("model_type"); type != nullptr) {
-    if (type->kind != JsonValue::Kind::kString) return keys.bad("model_type", "a string", describe(*type));
-    config.model_type = type->text;
-  }
-  MEGAMOE_RETURN_IF_ERROR(keys.required_integer("hidden_size", kMaxExtent, config.shape.hidden));
-  if (config.shape.hidden % kScaleGroup != 0) {
-    return keys.refused("hidden_size", "a multiple of 128 (one FP8 scale block)", std::to_string(config.shape.hidden),
-                        "pad hidden with zeros");
-  }
-  MEGAMOE_RETURN_IF_ERROR(read_num_experts(keys, config.shape.num_experts));
-  MEGAMOE_RETURN_IF_ERROR(read_intermediate(keys, config.model_type, config.shape.intermediate));
-  MEGAMOE_RETURN_IF_ERROR(keys.required_integer("num_experts_per_tok", kMaxTopK, config.shape.top_k));
-  if (config.shape.top_k > config.shape.num_experts) {
-    return keys.bad("num_experts_per_tok", fmt::format("at most the {} experts", config.shape.num_experts),
-                    std::to_string(config.shape.top_k));
-  }
+  std::optional<std::string> model_type;
+  MEGAMOE_RETURN_IF_ERROR(keys.string("model_type", model_type));
+  if (!model_type.has_value()) MEGAMOE_RETURN_IF_ERROR(Keys(root.value(), where, "").string("model_type", model_type));
+  config.model_type = model_type.value_or("");
+  MEGAMOE_RETURN_IF_ERROR(read_activation(keys, config));
+  MEGAMOE_RETURN_IF_ERROR(read_shape(keys, config));
   MEGAMOE_RETURN_IF_ERROR(keys.integer("num_hidden_layers", 1, kMaxLayers, config.num_layers));
   MEGAMOE_RETURN_IF_ERROR(keys.integer("n_shared_experts", 0, kMaxExperts, config.num_shared_experts));
-  MEGAMOE_RETURN_IF_ERROR(keys.positive_real("routed_scaling_factor", config.routed_scaling_factor));
-  MEGAMOE_RETURN_IF_ERROR(read_activation(keys, config));
-  if (const JsonValue* quantization = keys.find("quantization_config"); quantization != nullptr) {
-    if (quantization->kind != JsonValue::Kind::kObject) {
-      return keys.bad("quantization_config", "an object", describe(*quantization));
-    }
-    MEGAMOE_RETURN_IF_ERROR(read_quantization(*quantization, where));
-    config.quantized_fp8 = true;
-  }
+  MEGAMOE_RETURN_IF_ERROR(keys.integer("shared_expert_intermediate_size", 0, kMaxExtent, config.shared_intermediate));
+  MEGAMOE_RETURN_IF_ERROR(read_router(keys, config));
+  std::optional<std::string> expert_dtype;
+  MEGAMOE_RETURN_IF_ERROR(keys.string("expert_dtype", expert_dtype));
+  config.fp4_experts = expert_dtype == "fp4";
+  const JsonValue* quantization = keys.find("quantization_config");
+  if (quantization == nullptr && is_part) quantization = Keys(root.value(), where, "").find("quantization_config");
+  if (quantization != nullptr) MEGAMOE_RETURN_IF_ERROR(read_quantization(*quantization, where, config.quantization));
   return config;
 }
 

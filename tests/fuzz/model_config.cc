@@ -20,7 +20,7 @@ struct Member {
 };
 
 /// A valid file; each line of the fuzzer's input that is not empty replaces one value.
-constexpr std::array<Member, 11> kMembers = {
+constexpr std::array<Member, 16> kMembers = {
     {{"model_type", "\"deepseek_v3\""},
      {"hidden_size", "256"},
      {"moe_intermediate_size", "128"},
@@ -31,7 +31,12 @@ constexpr std::array<Member, 11> kMembers = {
      {"routed_scaling_factor", "2.5"},
      {"swiglu_limit", "10"},
      {"hidden_act", "\"silu\""},
-     {"quantization_config", R"({"quant_method":"fp8","weight_block_size":[128,128]})"}}};
+     {"quantization_config", R"({"quant_method":"fp8","weight_block_size":[128,128]})"},
+     {"n_group", "4"},
+     {"topk_group", "2"},
+     {"norm_topk_prob", "true"},
+     {"scoring_func", "\"sigmoid\""},
+     {"shared_expert_intermediate_size", "0"}}};
 
 std::string with_lines(std::string_view lines) {
   std::string text = "{";
@@ -53,6 +58,15 @@ void parse(std::string_view text) {
     MEGAMOE_FUZZ_CHECK(config.status().message().starts_with("fuzz: "));
     MEGAMOE_FUZZ_CHECK(config.status().message().size() < 4000);
     return;
+  }
+  const Result<routing::RouterConfig> router = io::router_config(config.value(), "fuzz");
+  if (router.ok()) {
+    MEGAMOE_FUZZ_CHECK(routing::validate(router.value()).ok());
+  } else {
+    const Code code = router.status().code();
+    MEGAMOE_FUZZ_CHECK(code == Code::kBadFile || code == Code::kNotSupported);
+    MEGAMOE_FUZZ_CHECK(router.status().message().starts_with("fuzz: "));
+    MEGAMOE_FUZZ_CHECK(router.status().message().size() < 4000);
   }
   const MoeShape& shape = config->shape;
   MEGAMOE_FUZZ_CHECK(shape.hidden > 0 && shape.hidden % kScaleGroup == 0);

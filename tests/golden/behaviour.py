@@ -5,7 +5,9 @@ import re
 import struct
 from pathlib import Path
 
-from tool import BF16_RUN, FP8_RUN, ROOT, Program, read_safetensors
+from tool import BF16_RUN, FIXTURES, FP8_RUN, ROOT, Program, read_safetensors, write_safetensors
+
+IO_FILE = "moe_layer_io.safetensors"
 
 
 def fnv1a(data: bytes) -> str:
@@ -46,6 +48,83 @@ def fp8_fixture(program: Program, _folder: Path) -> None:
 
 def bf16_fixture(program: Program, _folder: Path) -> None:
     same_bits_on_any_ranks(program, [*BF16_RUN, "--compare", "experts_out"], 1e-2, 1.1e-1, 7.5e-2)
+
+
+BLOCK_FIXTURES = {
+    # Tokens and top-k of each folder that holds the output of a whole block.
+    "deepseek_v3": (123, 4),
+    "deepseek_v4_mxfp4": (40, 3),
+    "glm4_moe": (40, 3),
+    "glm4_moe_fp8": (40, 3),
+    "llama4": (40, 1),
+    "minimax_m2": (40, 2),
+    "mixtral": (40, 2),
+    "qwen2_moe": (40, 2),
+    "qwen3_5_moe": (40, 2),
+    "qwen3_moe": (40, 4),
+}
+
+
+def whole_blocks_of_every_family(program: Program, _folder: Path) -> None:
+    """Router, routed and shared experts from tokens alone, against what transformers computed in FP32."""
+    kept = {path.parent.name for path in FIXTURES.glob("*/moe_layer_io.safetensors")}
+    with_output = {name for name in kept if "output_fp32" in read_safetensors(FIXTURES / name / IO_FILE)}
+    check(with_output == set(BLOCK_FIXTURES), f"fixtures that hold output_fp32: {with_output}")
+    for name, (tokens, top_k) in BLOCK_FIXTURES.items():
+        folder = f"tests/fixtures/{name}"
+        base = ["run", "--checkpoint", folder, "--layer", "1", "--inputs", f"{folder}/{IO_FILE}", "--check", "all"]
+        hashes = set()
+        for extra in (["--ranks", "1"], ["--ranks", "2"], ["--ranks", "2", "--processes"]):
+            answer = program.run([*base, *extra, "--json"])
+            check(answer.code == 0, f"{name} {extra}: exit {answer.code}\n{answer.stdout}{answer.stderr}")
+            found = answer.json()
+            compare = found["error"]["compare"]
+            check(found["part"] == "block" and compare["tensor"] == "output_fp32", f"{name}: {found}")
+            worst, mean = (8e-2, 5e-2) if name.endswith("fp8") else (1.1e-1, 7.5e-2)
+            check(0.01 < compare["max_row_rel_l2"] <= worst, f"{name} {extra}: {compare}")
+            check(0.01 < compare["mean_row_rel_l2"] <= mean, f"{name} {extra}: {compare}")
+            check(found["error"]["oracle"]["rows_checked"] == tokens, f"{name}: {found['error']}")
+            agreement = found["routing_agreement"]
+            held = (tokens + 1) // 2 if "--processes" in extra else tokens
+            check(agreement == {"tokens": held, "equal": held}, f"{name} {extra}: the router chose others: {agreement}")
+            check(sum(found["rows_per_expert"]) == tokens * top_k, f"{name}: {found['rows_per_expert']}")
+            hashes.add(found["output_hash"])
+        check(len(hashes) == 1, f"{name}: the output depends on the number of ranks: {hashes}")
+
+
+def bf16_values(data: bytes) -> list[float]:
+    return [struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)]
+
+
+def weights_on_the_input_are_not_weights_on_the_output(program: Program, folder: Path) -> None:
+    """Llama-4 with a routing from the file: twice the weight is the gate's bend of twice the token."""
+    tensors = read_safetensors(FIXTURES / "llama4" / IO_FILE)
+    dtype, shape, weights = tensors["topk_weights"]
+    outputs = []
+    for factor in (1.0, 2.0):
+        values = [factor * value for value in struct.unpack(f"<{len(weights) // 4}f", weights)]
+        inputs, output = folder / f"in_{factor}.safetensors", folder / f"out_{factor}.safetensors"
+        write_safetensors(inputs, tensors | {"topk_weights": (dtype, shape, struct.pack(f"<{len(values)}f", *values))})
+        command = ["run", "--checkpoint", "tests/fixtures/llama4", "--layer", "1", "--part", "routed", "--json"]
+        answer = program.run([*command, "--inputs", str(inputs), "--output", str(output), "--compare", "hidden_states"])
+        check(any("weight is put on the input" in note for note in answer.json()["notes"]), f"{answer}")
+        outputs.append(bf16_values(read_safetensors(output)["output"][2]))
+    linear = [2 * value for value in outputs[0]]
+    difference = sum((a - b) ** 2 for a, b in zip(outputs[1], linear, strict=True)) ** 0.5
+    size = sum(value**2 for value in linear) ** 0.5
+    check(difference > 0.2 * size, f"the output is linear in the weight: {difference} of {size}")
+
+
+def tokens_alone_give_the_same_block(program: Program, folder: Path) -> None:
+    for name in ("glm4_moe", "deepseek_v4_mxfp4"):
+        whole = FIXTURES / name / IO_FILE
+        tensors = read_safetensors(whole)
+        alone = folder / f"{name}.safetensors"
+        write_safetensors(alone, {"hidden_states": tensors["hidden_states"]})
+        base = ["run", "--checkpoint", f"tests/fixtures/{name}", "--layer", "1", "--json", "--inputs"]
+        with_routing, without = program.run([*base, str(whole)]).json(), program.run([*base, str(alone)]).json()
+        check(without["part"] == "block" and without["routing_agreement"] is None, f"{without}")
+        check(without["output_hash"] == with_routing["output_hash"], f"{name}: the file's routing was used")
 
 
 def random_layer_is_the_same_on_any_ranks(program: Program, _folder: Path) -> None:
@@ -170,7 +249,9 @@ def readme_example_is_the_tested_file(_program: Program, _folder: Path) -> None:
 
 def documented_options_exist(program: Program, _folder: Path) -> None:
     text = (ROOT / "docs/cli.md").read_text() + (ROOT / "README.md").read_text()
-    helps = "".join(program.run([name, "--help"]).stdout for name in ("run", "plan", "models", "bench", "doctor"))
+    helps = "".join(
+        program.run([name, "--help"]).stdout for name in ("run", "plan", "inspect", "models", "bench", "doctor")
+    )
     helps += program.run(["--help"]).stdout
     known = set(re.findall(r"--[a-z][a-z-]*", helps))
     written = set()
@@ -185,6 +266,9 @@ BEHAVIOUR_CASES = {
     for function in (
         fp8_fixture,
         bf16_fixture,
+        whole_blocks_of_every_family,
+        tokens_alone_give_the_same_block,
+        weights_on_the_input_are_not_weights_on_the_output,
         random_layer_is_the_same_on_any_ranks,
         settings_that_never_change_a_result,
         output_file,

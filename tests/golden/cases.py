@@ -1,12 +1,13 @@
 """Cases whose whole answer is kept in expected/: the arguments, and what varies from run to run."""
 
-from tool import BF16_RUN, FP8, FP8_RUN
+from tool import BF16, BF16_RUN, FP8, FP8_RUN
 
 # TMP/ stands for the folder of tool.make_files. Every answer is compared after `normalised` of run_golden.py.
 TEXT_CASES: dict[str, list[str]] = {
     "help": ["--help"],
     "help_run": ["run", "--help"],
     "help_plan": ["plan", "--help"],
+    "help_inspect": ["inspect", "--help"],
     "help_models": ["models", "--help"],
     "help_bench": ["bench", "--help"],
     "help_doctor": ["doctor", "--help"],
@@ -31,6 +32,25 @@ TEXT_CASES: dict[str, list[str]] = {
     "run_tiny": ["run", "--model", "tiny", "--ranks", "4", "--tokens", "3,0,5,1"],
     "run_fp8": [*FP8_RUN, "--compare", "routed_out_fp32_dequant_weights", "--ranks", "4"],
     "run_bf16": [*BF16_RUN, "--compare", "experts_out", "--ranks", "2"],
+    "run_block": [*BF16_RUN, "--ranks", "2"],
+    "run_block_tokens_only": ["run", "--checkpoint", FP8, "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    "run_block_weight_on_input": [
+        "run",
+        "--checkpoint",
+        "tests/fixtures/llama4",
+        "--layer",
+        "1",
+        "--inputs",
+        "tests/fixtures/llama4/moe_layer_io.safetensors",
+    ],
+    "mismatch_block": [*BF16_RUN, "--part", "block", "--compare", "experts_out"],
+    "inspect_fp8": ["inspect", FP8],
+    "inspect_mxfp4": ["inspect", "tests/fixtures/deepseek_v4_mxfp4", "--layer", "1"],
+    "inspect_transposed": ["inspect", "tests/fixtures/llama4"],
+    "inspect_sharded": ["inspect", "tests/fixtures/glm4_moe"],
+    "inspect_other_router": ["inspect", "TMP/other_router"],
+    "inspect_awq": ["inspect", "TMP/awq"],
+    "inspect_layer_dense": ["inspect", BF16, "--layer", "0"],
     "run_unchecked": ["run", "--model", "tiny", "--check", "none", "--routing", "one-expert"],
     "mismatch": [*FP8_RUN, "--compare", "hidden_states"],
 }
@@ -91,6 +111,30 @@ BAD_CASES: dict[str, list[str]] = {
     "layer_dense": ["run", "--checkpoint", FP8, "--layer", "0", "--inputs", "TMP/good.safetensors"],
     "layer_past_end": ["run", "--checkpoint", FP8, "--layer", "9", "--inputs", "TMP/good.safetensors"],
     "layer_past_end_plan": ["plan", "--checkpoint", FP8, "--layer", "9"],
+    "part_unknown": [*FP8_RUN, "--part", "shared"],
+    "part_of_model": ["run", "--model", "tiny", "--part", "block"],
+    "routed_without_routing": [
+        *["run", "--checkpoint", FP8, "--layer", "1", "--inputs", "TMP/tokens.safetensors", "--part", "routed"],
+    ],
+    "router_key_missing": [
+        *["run", "--checkpoint", "TMP/no_scaling", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    ],
+    "router_bias_missing": [
+        *["run", "--checkpoint", "TMP/no_bias", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    ],
+    "router_unknown": [
+        *["run", "--checkpoint", "TMP/other_router", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    ],
+    "shared_key_missing": [
+        *["run", "--checkpoint", "TMP/no_shared_count", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    ],
+    "shared_tensor_missing": [
+        *["run", "--checkpoint", "TMP/no_shared", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    ],
+    "checkpoint_awq": ["run", "--checkpoint", "TMP/awq", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    "checkpoint_gpt_oss": ["run", "--checkpoint", "TMP/gpt_oss", "--layer", "1", "--inputs", "TMP/tokens.safetensors"],
+    "inspect_nothing": ["inspect"],
+    "inspect_no_folder": ["inspect", "TMP/nowhere"],
     "inputs_not_given": ["run", "--checkpoint", FP8, "--layer", "1"],
     "inputs_missing": ["run", "--checkpoint", FP8, "--layer", "1", "--inputs", "TMP/nowhere.safetensors"],
     "inputs_truncated": ["run", "--checkpoint", FP8, "--layer", "1", "--inputs", "TMP/truncated.safetensors"],
@@ -127,6 +171,9 @@ JSON_CASES: dict[str, list[str]] = {
     "json_run_unchecked": ["run", "--model", "tiny", "--check", "none", "--json"],
     "json_run_mismatch": [*FP8_RUN, "--compare", "hidden_states", "--json"],
     "json_plan": ["plan", "--model", "tiny", "--json"],
+    "json_run_block": [*BF16_RUN, "--json"],
+    "json_inspect": ["inspect", FP8, "--json"],
+    "json_inspect_refused": ["inspect", "TMP/awq", "--json"],
     "json_models": ["models", "--json"],
     "json_run_processes": ["run", "--model", "tiny", "--ranks", "2", "--processes", "--json"],
     "json_bench": ["bench", "--only", "layer", "--tokens", "1", "--repeat", "1", "--json"],

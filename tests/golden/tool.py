@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FP8 = "tests/fixtures/deepseek_v3_fp8"
 BF16 = "tests/fixtures/deepseek_v3"
+FIXTURES = ROOT / "tests/fixtures"
 FP8_RUN = ["run", "--checkpoint", FP8, "--layer", "1", "--inputs", f"{FP8}/moe_layer_io.safetensors"]
 BF16_RUN = ["run", "--checkpoint", BF16, "--layer", "1", "--inputs", f"{BF16}/moe_layer_io.safetensors"]
 
@@ -75,6 +76,16 @@ def make_inputs(path: Path, num_tokens: int = 4, hidden: int = 256, top_k: int =
     )
 
 
+def make_checkpoint(folder: Path, source: str, drop: str = "", **config_changes: object) -> None:
+    """A copy of a fixture with keys of config.json changed (None removes one) and a tensor dropped."""
+    folder.mkdir()
+    config = json.loads((FIXTURES / source / "config.json").read_text()) | config_changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    tensors = read_safetensors(FIXTURES / source / "model.safetensors")
+    tensors.pop(drop, None)
+    write_safetensors(folder / "model.safetensors", tensors)
+
+
 def make_files(folder: Path) -> None:
     """The damaged and mismatched files that cases name as TMP/..."""
     make_inputs(folder / "good.safetensors")
@@ -89,6 +100,16 @@ def make_files(folder: Path) -> None:
     tensors = read_safetensors(folder / "good.safetensors")
     del tensors["topk_weights"]
     write_safetensors(folder / "no_weights.safetensors", tensors)
+    del tensors["topk_ids"]
+    write_safetensors(folder / "tokens.safetensors", tensors)
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    make_checkpoint(folder / "no_scaling", "deepseek_v3_fp8", routed_scaling_factor=None)
+    make_checkpoint(folder / "no_bias", "deepseek_v3_fp8", drop=bias)
+    make_checkpoint(folder / "no_shared_count", "deepseek_v3_fp8", n_shared_experts=None)
+    make_checkpoint(folder / "no_shared", "deepseek_v3_fp8", drop="model.layers.1.mlp.shared_experts.up_proj.weight")
+    make_checkpoint(folder / "other_router", "deepseek_v3_fp8", model_type="new_model")
+    make_checkpoint(folder / "awq", "mixtral", quantization_config={"quant_method": "awq", "bits": 4})
+    make_checkpoint(folder / "gpt_oss", "mixtral", model_type="gpt_oss")
     (folder / "no_config").mkdir()
     (folder / "half_config").mkdir()
     config = json.loads((ROOT / FP8 / "config.json").read_text())

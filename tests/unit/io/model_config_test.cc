@@ -49,7 +49,7 @@ TEST(ModelConfig, ReadsDeepSeekV3) {
   EXPECT_EQ(config->routed_scaling_factor, 2.5);
   EXPECT_EQ(config->swiglu_limit, 10.0f);
   EXPECT_EQ(config->num_layers, 61u);
-  EXPECT_TRUE(config->quantized_fp8);
+  EXPECT_TRUE(config->quantized_fp8());
 }
 
 TEST(ModelConfig, OptionalKeysStayEmpty) {
@@ -61,7 +61,7 @@ TEST(ModelConfig, OptionalKeysStayEmpty) {
   EXPECT_FALSE(config->swiglu_limit.has_value());
   EXPECT_FALSE(config->routed_scaling_factor.has_value());
   EXPECT_FALSE(config->num_shared_experts.has_value());
-  EXPECT_FALSE(config->quantized_fp8);
+  EXPECT_FALSE(config->quantized_fp8());
 }
 
 TEST(ModelConfig, ReadsTheFixtures) {
@@ -70,7 +70,7 @@ TEST(ModelConfig, ReadsTheFixtures) {
     ASSERT_TRUE(config.ok()) << config.status().message();
     EXPECT_EQ(config->shape, (MoeShape{256, 128, 16, 4}));
     EXPECT_EQ(config->routed_scaling_factor, 2.5);
-    EXPECT_EQ(config->quantized_fp8, name == "deepseek_v3_fp8");
+    EXPECT_EQ(config->quantized_fp8(), name == "deepseek_v3_fp8");
   }
 }
 
@@ -140,11 +140,45 @@ TEST(ModelConfig, QuantisationMustBeFp8In128Blocks) {
   refused(R"({"quant_method":"fp8","weight_block_size":128})", Code::kNotSupported, {"weight_block_size", "got 128"});
   refused(R"({"quant_method":"fp8"})", Code::kBadFile, {"weight_block_size", "no such key"});
   refused(R"({"weight_block_size":[128,128]})", Code::kBadFile, {"quantization_config.quant_method", "no such key"});
-  refused(R"({"quant_method":"mxfp4"})", Code::kNotSupported, {"quant_method", "\"mxfp4\""});
+  refused(R"({"quant_method":"awq","bits":4})", Code::kNotSupported,
+          {"quant_method must be \"fp8\" or \"mxfp4\"", "got \"awq\" (bits 4)"});
+  refused(R"({"quant_method":"modelopt","quant_algo":"NVFP4"})", Code::kNotSupported,
+          {"\"modelopt\" (quant_algo \"NVFP4\")"});
+  refused(R"({"quant_method":"compressed-tensors","format":"pack-quantized"})", Code::kNotSupported,
+          {"\"compressed-tensors\" (format \"pack-quantized\")"});
   refused(R"({"quant_method":"fp8","fmt":"e5m2","weight_block_size":[128,128]})", Code::kNotSupported, {"fmt", "e5m2"});
   refused(R"({"quant_method":"fp8","activation_scheme":"static","weight_block_size":[128,128]})", Code::kNotSupported,
           {"activation_scheme", "static"});
   refused("\"fp8\"", Code::kBadFile, {"quantization_config", "an object"});
+}
+
+TEST(ModelConfig, KnowsMxfp4) {
+  EXPECT_EQ(parse_with("quantization_config", R"({"quant_method":"mxfp4"})")->quantization, Quantization::kMxfp4);
+  EXPECT_TRUE(parse_with("expert_dtype", "\"fp4\"")->fp4_experts);
+  EXPECT_FALSE(parse_with("expert_dtype", "\"fp8\"")->fp4_experts);
+}
+
+TEST(ModelConfig, TheTextPartOfALargerModelIsTaken) {
+  const std::string part =
+      R"({"model_type":"llama4_text","hidden_size":256,"intermediate_size":512,"num_local_experts":8,)"
+      R"("num_experts_per_tok":1})";
+  const auto config = parse({{"model_type", "\"llama4\""},
+                             {"text_config", part},
+                             {"quantization_config", R"({"quant_method":"fp8","weight_block_size":[128,128]})"}});
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->shape, (MoeShape{256, 512, 8, 1}));
+  EXPECT_EQ(config->model_type, "llama4_text");
+  EXPECT_TRUE(config->quantized_fp8());
+  expect_error(parse({{"text_config", R"({"hidden_size":256})"}}).status(), Code::kBadFile,
+               {"here: text_config.n_routed_experts"});
+  expect_error(parse({{"text_config", R"({"hidden_size":"x"})"}}).status(), Code::kBadFile,
+               {"here: text_config.hidden_size"});
+}
+
+TEST(ModelConfig, ModelsWhoseExpertsAreNoSwiGluAreRefusedByName) {
+  expect_error(parse_with("model_type", "\"gpt_oss\"").status(), Code::kNotSupported,
+               {"model_type", "\"gpt_oss\"", "alpha 1.702"});
+  expect_error(parse_with("model_type", "\"minimax_m3_vl\"").status(), Code::kNotSupported, {"minimax_m3_vl"});
 }
 
 TEST(ModelConfig, RefusesWhatIsNoConfig) {

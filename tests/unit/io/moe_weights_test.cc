@@ -351,9 +351,22 @@ TEST_F(DamagedCheckpoint, StaleIndex) {
   expect_error(load().status(), Code::kBadFile, {"stale", name(0, "gate_proj.weight"), shard_name(3)});
 }
 
-TEST_F(DamagedCheckpoint, OtherNamingsAreRefusedByName) {
+TEST_F(DamagedCheckpoint, ANamingHasItsOwnProjections) {
   rename("mlp.experts.", "block_sparse_moe.experts.");
-  expect_error(write_and_load(), Code::kNotSupported, {"got Mixtral names", "block_sparse_moe.experts.0."});
+  expect_error(write_and_load(), Code::kBadFile, {"known name", "found model.layers.3.block_sparse_moe.experts.0."});
+}
+
+TEST_F(DamagedCheckpoint, OtherQuantisationsAreRefusedByName) {
+  const std::vector<std::pair<std::string, std::string>> schemes = {{"weight_packed", "compressed-tensors"},
+                                                                    {"qweight", "GPTQ or AWQ"},
+                                                                    {"weight_scale_2", "NVFP4"},
+                                                                    {"weight_scale", "one scale for a row"},
+                                                                    {"absmax", "bitsandbytes"}};
+  for (const auto& [ending, scheme] : schemes) {
+    build(256);
+    at(name(2, "up_proj." + ending)) = stored(FileDType::kInt32, {1}, std::vector<int32_t>(1));
+    expect_error(write_and_load(), Code::kNotSupported, {scheme, name(2, "up_proj." + ending), "convert"});
+  }
 }
 
 TEST_F(DamagedCheckpoint, TwoNamingsAtOnceAreRefused) {
@@ -361,10 +374,12 @@ TEST_F(DamagedCheckpoint, TwoNamingsAtOnceAreRefused) {
   expect_error(write_and_load(), Code::kBadFile, {"in one way", "DeepSeek-V3 and Mixtral"});
 }
 
-TEST_F(DamagedCheckpoint, PackedExpertsAreRefusedByName) {
+TEST_F(DamagedCheckpoint, WhatIsWrongWithTensorsOverAllExpertsIsSaidOnce) {
   for (StoredTensors& shard : shards_) shard.clear();
   shards_[0]["model.layers.3.mlp.experts.gate_up_proj"] = stored(FileDType::kBFloat16, {1}, std::vector<uint16_t>(1));
-  expect_error(write_and_load(), Code::kNotSupported, {"tensors over all experts", "mlp.experts.gate_up_proj"});
+  expect_error(write_and_load(), Code::kBadFile,
+               {"missing (1): model.layers.3.mlp.experts.down_proj",
+                "(1): model.layers.3.mlp.experts.gate_up_proj must be [8, 512, 256] by config.json, is BF16 [1]"});
 }
 
 TEST_F(DamagedCheckpoint, ShapesMustBeThoseOfTheConfiguration) {
@@ -400,7 +415,7 @@ TEST_F(DamagedCheckpoint, OtherTypesAreRefusedByName) {
   at(name(6, "up_proj.weight")).dtype = FileDType::kFloat8E5M2;
   at(name(6, "down_proj.weight_scale_inv")).dtype = FileDType::kInt32;
   expect_error(write_and_load(), Code::kNotSupported,
-               {name(6, "up_proj.weight") + " must be F8_E4M3, BF16 or F32, is F8_E5M2 [256, 256]",
+               {name(6, "up_proj.weight") + " must be F8_E4M3, MXFP4, BF16, F16 or F32, is F8_E5M2 [256, 256]",
                 name(6, "down_proj.weight_scale_inv") + " must be F32, BF16 or F8_E8M0, is I32 [2, 2]"});
 }
 
