@@ -57,6 +57,29 @@ TEST(ValidateConfig, RefusesTopKOutOfRange) {
   expect_accepted([](auto& c) { c.shape.top_k = 8; });
 }
 
+TEST(ValidateConfig, CountsSharedExpertsIn) {
+  expect_refused([](auto& c) { c.shape.num_experts = 1020, c.num_shared_experts = 3; },
+                 "num_experts and num_shared_experts of every rank must be at most 1024 together, got 1020 + 3 x 2 "
+                 "ranks = 1026");
+  expect_refused(
+      [](auto& c) { c.num_shared_experts = UINT32_MAX; },
+      "num_experts and num_shared_experts of every rank must be at most 1024 together, got 8 + 4294967295 x 2 "
+      "ranks = 8589934598");
+  expect_refused([](auto& c) { c.num_shared_experts = 31; },
+                 "top_k and num_shared_experts must be at most 32 together, got 2 + 31");
+  expect_accepted([](auto& c) { c.num_shared_experts = 30; });
+}
+
+TEST(ValidateConfig, RefusesOtherExtrasOutOfRange) {
+  expect_refused([](auto& c) { c.routed_scaling = std::numeric_limits<float>::quiet_NaN(); },
+                 "routed_scaling must be finite, got nan; 1 leaves the weights as they are");
+  expect_accepted([](auto& c) { c.routed_scaling = 0; });
+  expect_refused([](auto& c) { c.num_logical_experts = 1025; },
+                 "num_logical_experts must be at most 1024, got 1025; 0 means that topk_ids name physical experts");
+  expect_refused([](auto& c) { c.num_logical_experts = 1; }, "top_k must not exceed num_logical_experts (1), got 2");
+  expect_accepted([](auto& c) { c.num_logical_experts = 20; });
+}
+
 TEST(ValidateConfig, RefusesRankCountsThatDoNotFit) {
   expect_refused([](auto&) {}, "the number of ranks must be between 1 and 72, got 0", 0);
   expect_refused([](auto&) {}, "the number of ranks must be between 1 and 72, got 73", 73);

@@ -33,7 +33,7 @@ class ValidateForward : public ::testing::Test {
   }
 
   const MoeShape shape_{256, 192, 8, 2};
-  const LayerConfig config_ = small_config(shape_, 4);
+  LayerConfig config_ = small_config(shape_, 4);
   const TestTokens tokens_ = gen_tokens(shape_, kTokens, 1);
   const QuantizedTokens quantized_ = quantize_tokens(shape_, tokens_);
   std::vector<uint16_t> output_;
@@ -45,6 +45,58 @@ TEST_F(ValidateForward, AcceptsSoundArguments) {
   expect_ok(check([](auto& a) { a.topk_ids.dtype = DType::kInt32; }));
   expect_ok(check([](auto& a) { a.hidden_states.strides[0] = 0; }));
   expect_ok(check([](auto& a) { a.output.strides[0] = 300; }));
+}
+
+TEST_F(ValidateForward, ChecksReceiveCounts) {
+  std::vector<int64_t> counts(16);
+  const auto view = [&](DType dtype, int64_t n) { return TensorView::dense(counts.data(), dtype, {n}); };
+  expect_ok(check([&](auto& a) { a.cumulative_recv_counts = view(DType::kInt32, 8); }));
+  expect_ok(check([&](auto& a) { a.cumulative_recv_counts = view(DType::kInt64, 8); }));
+  expect_refused([&](auto& a) { a.cumulative_recv_counts = view(DType::kFloat32, 8); },
+                 "cumulative_recv_counts must be int32 or int64, got float32; convert it first");
+  expect_refused([&](auto& a) { a.cumulative_recv_counts = view(DType::kInt32, 9); },
+                 "cumulative_recv_counts must have shape [8], got [9]");
+  expect_refused(
+      [&](auto& a) {
+        a.cumulative_recv_counts = view(DType::kInt32, 8);
+        a.cumulative_recv_counts.strides[0] = 2;
+      },
+      "cumulative_recv_counts must be dense, got stride 2");
+}
+
+TEST_F(ValidateForward, ChecksWhatOnlySomeLayersHave) {
+  const float weights[6] = {};
+  const int32_t map[16] = {};
+  expect_refused(
+      [&](auto& a) {
+        a.shared_weights = TensorView::dense(weights, DType::kFloat32, {3, 2});
+      },
+      "shared_weights must be absent, since the layer was created with num_shared_experts 0; drop it");
+  expect_refused([&](auto& a) { a.expert_map = TensorView::dense(map, DType::kInt32, {8}); },
+                 "expert_map must be absent, since the layer was created with num_logical_experts 0; drop it");
+  config_.num_shared_experts = 2;
+  config_.num_logical_experts = 8;
+  const auto with_map = [&](const TensorView& view) { return [&](auto& a) { a.expert_map = view; }; };
+  expect_ok(check(with_map(TensorView::dense(map, DType::kInt32, {8}))));
+  expect_ok(check(with_map(TensorView::dense(map, DType::kInt32, {8, 2}))));
+  expect_refused(with_map({}), "expert_map must be given, got an empty view");
+  expect_refused(with_map(TensorView::dense(map, DType::kInt32, {8, 0})),
+                 "expert_map must have between 1 and 8 copies of each logical expert, got shape [8, 0]");
+  expect_refused(with_map(TensorView::dense(map, DType::kInt32, {8, 9})),
+                 "expert_map must have between 1 and 8 copies of each logical expert, got shape [8, 9]");
+  expect_refused(with_map(TensorView::dense(map, DType::kInt32, {2, 2, 2})),
+                 "expert_map must have shape [8], got [2, 2, 2]");
+  const TensorView good = TensorView::dense(map, DType::kInt32, {8});
+  expect_ok(check([&](auto& a) {
+    a.expert_map = good;
+    a.shared_weights = TensorView::dense(weights, DType::kFloat32, {3, 2});
+  }));
+  expect_refused(
+      [&](auto& a) {
+        a.expert_map = good;
+        a.shared_weights = TensorView::dense(weights, DType::kFloat32, {2, 3});
+      },
+      "shared_weights must have shape [3, 2], got [2, 3]");
 }
 
 TEST_F(ValidateForward, AcceptsNoTokensWithNullPointers) {

@@ -17,7 +17,9 @@ class ValidateWeights : public ::testing::Test {
     weights_ = zero_weights({256, intermediate, 4, 2});
     ExpertWeights view = rank_weights(weights_, 0, 2);
     change(view);
-    return api::validate_weights(view, small_config(weights_.shape, 4), 2, *api::find_backend("cpu").value());
+    LayerConfig config = small_config(weights_.shape, 4);
+    config.num_shared_experts = num_shared_;
+    return api::validate_weights(view, config, 2, *api::find_backend("cpu").value());
   }
   void expect_refused(const std::function<void(ExpertWeights&)>& spoil, const std::string& sentence,
                       uint32_t intermediate = 256) {
@@ -25,6 +27,7 @@ class ValidateWeights : public ::testing::Test {
   }
 
   TestWeights weights_;
+  uint32_t num_shared_ = 0;
 };
 
 TEST_F(ValidateWeights, AcceptsSoundOnesInEveryLayout) {
@@ -38,6 +41,25 @@ TEST_F(ValidateWeights, RefusesALayoutThatIsNotStated) {
   expect_refused([](auto& w) { w.w13_layout = W13Layout::kUnspecified; },
                  "w13_layout must be stated (gate_up, up_gate, interleaved_1 or interleaved_8), since gate and up rows "
                  "look alike");
+}
+
+TEST_F(ValidateWeights, ChecksSharedExpertsLikeTheOthers) {
+  expect_refused([](auto& w) { w.shared_w2 = w.w2; },
+                 "shared_w2 must be absent, since the layer was created with num_shared_experts 0; drop it");
+  num_shared_ = 2;
+  const auto with_shared = [](auto& w) {
+    w.shared_w13 = w.w13;
+    w.shared_w13_scale = w.w13_scale;
+    w.shared_w2 = w.w2;
+    w.shared_w2_scale = w.w2_scale;
+  };
+  expect_ok(check(with_shared));
+  expect_refused([](auto&) {}, "shared_w13 must be given, got an empty view");
+  expect_refused([&](auto& w) { with_shared(w), w.shared_w2 = {}; }, "shared_w2 must be given, got an empty view");
+  expect_refused([&](auto& w) { with_shared(w), w.shared_w13.shape[0] = 1; },
+                 "shared_w13 must have shape [2, 512, 256], got [1, 512, 256]");
+  expect_refused([&](auto& w) { with_shared(w), w.shared_w2_scale.dtype = DType::kBFloat16; },
+                 "shared_w2_scale must be float32 or float8_e8m0fnu, got bfloat16; convert it first");
 }
 
 TEST_F(ValidateWeights, RefusesMissingTensors) {
