@@ -83,9 +83,9 @@ class MathWarp {
     } else {
       stage_as<Tiling::kWaves, (Tiling::kWarpgroupsN > 1)>(sums, tile, place(false));
     }
-    if (is_dry) return true;
     ptx::proxy_fence_shared();  // read by bulk copies
     __syncwarp();
+    if (is_dry) return true;
     if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, staged));
     state_ ^= kStagingPhase;
     return true;
@@ -98,6 +98,7 @@ class MathWarp {
     if (tile.kind == kNoteL1) {
       if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase());
       if (kSharesRows) state_ ^= kAmaxPhase;
+      if (!has_rows && !kSharesRows) RowNote::await();  // or the prefetch could land on the next tile's
     } else if (has_rows) {
       stage_rows<kWaves>(c_, at, sums);
     }
