@@ -76,7 +76,8 @@ Outcome slice(const MoeShape& shape, const sm90::KernelInstance& instance, const
   Rig rig(check_config(shape, sizes.back()), 1, &instance);
   rig.load(weights);
   if (const Status status = run_in_small_calls(rig, small); !status.ok()) return {false, status.message()};
-  uint64_t judged = 0, equal = 0, differing = 0, differing_quantized = 0, codes = 0, neighbours = 0, inputs = 0, slots = 0;
+  uint64_t judged = 0, equal = 0, differing = 0, differing_quantized = 0, codes = 0, neighbours = 0, inputs = 0,
+           slots = 0;
   double worst = 0, worst_stage = 0, worst_scale = 0, worst_far = 0;
   for (const uint32_t count : sizes) {
     tokens.poison();
@@ -104,15 +105,15 @@ Outcome slice(const MoeShape& shape, const sm90::KernelInstance& instance, const
     worst_stage = std::max(worst_stage, stages.rows.worst);
   }
   const double share = static_cast<double>(neighbours) / static_cast<double>(std::max<uint64_t>(1, codes));
-  const bool passed = differing == 0 && differing_quantized == 0 && inputs == 0 && slots > 0 && share <= 0.03 && worst_far <= 0.5 &&
-                      worst_scale <= 1e-3 && worst_stage <= 4e-3 && worst <= row_limit(shape);
-  return {
-      passed,
-      fmt::format("{} to {} tokens: {} of {} rows differ from calls of {}, {} with E4M3 tokens; {} rows against the oracle within {:.2e} "
-                  "(limit {:.1e}); {} slots in stages: inputs that differ {}, codes {:.2f}% neighbours, the others "
-                  "off by at most {:.2g} of 448, scales within {:.1e}, rows from the device's codes within {:.1e}",
-                  sizes.front(), sizes.back(), differing, equal, kAllRows, differing_quantized, judged, worst, row_limit(shape), slots,
-                  inputs, share * 100, worst_far, worst_scale, worst_stage)};
+  const bool passed = differing == 0 && differing_quantized == 0 && inputs == 0 && slots > 0 && share <= 0.03 &&
+                      worst_far <= 0.5 && worst_scale <= 1e-3 && worst_stage <= 4e-3 && worst <= row_limit(shape);
+  return {passed,
+          fmt::format("{} to {} tokens: {} of {} rows differ from calls of {}, {} with E4M3 tokens; {} rows against "
+                      "the oracle within {:.2e} "
+                      "(limit {:.1e}); {} slots in stages: inputs that differ {}, codes {:.2f}% neighbours, the others "
+                      "off by at most {:.2g} of 448, scales within {:.1e}, rows from the device's codes within {:.1e}",
+                      sizes.front(), sizes.back(), differing, equal, kAllRows, differing_quantized, judged, worst,
+                      row_limit(shape), slots, inputs, share * 100, worst_far, worst_scale, worst_stage)};
 }
 
 /// All ranks' statuses in one.
@@ -228,12 +229,12 @@ Outcome oracle_can_fail() {
     flip(view.layout.act_codes.in(view.own()) + row);  // one code of every row
   flip(view.layout.input_codes.in(view.own()) + 17 * kShape.hidden);
   const StageFigures after = oracle.judge_stages(view, tokens, rows);
-  return {right <= row_limit(kShape) && unclamped > 3e-2 && spoiled > row_limit(kShape) && before.input_differs == 0 &&
-              after.input_differs > 0 && after.worst_far > before.worst_far && after.rows.worst > before.rows.worst,
-          fmt::format("right rows {:.1e}, without the clamp {:.1e}, one element wrong {:.1e}; codes off by at most {:.2g} "
-                      "of 448, wrong ones {:.2g}; rows from wrong codes {:.1e} instead of {:.1e}",
-                      right, unclamped, spoiled, before.worst_far, after.worst_far, after.rows.worst,
-                      before.rows.worst)};
+  return {
+      right <= row_limit(kShape) && unclamped > 3e-2 && spoiled > row_limit(kShape) && before.input_differs == 0 &&
+          after.input_differs > 0 && after.worst_far > before.worst_far && after.rows.worst > before.rows.worst,
+      fmt::format("right rows {:.1e}, without the clamp {:.1e}, one element wrong {:.1e}; codes off by at most {:.2g} "
+                  "of 448, wrong ones {:.2g}; rows from wrong codes {:.1e} instead of {:.1e}",
+                  right, unclamped, spoiled, before.worst_far, after.worst_far, after.rows.worst, before.rows.worst)};
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ CHECK = Path(__file__).resolve().parents[3] / "scripts" / "check_kernel_budget.p
 FAKE_CUOBJDUMP = """#!/bin/sh
 case "$1" in
   -res-usage) printf ' Function moe_layer_x:\\n  REG:168 STACK:8 SHARED:1024 LOCAL:0\\n' ;;
-  -sass) printf ' QGMMA.64x128x32 R1 ;\\n QGMMA.64x128x32 R2 ;\\n STL [R1], R2 ;\\n LDL R2, [R1] ;\\n LDL.64 R2, [R1] ;\\n' ;;
+  -sass) printf ' QGMMA.64x128x32 R1 ;\\n QGMMA.64x128x32 R2 ;\\n STL [R1], R2 ;\\n'
+         printf ' LDL R2, [R1] ;\\n LDL.64 R2, [R1] ;\\n' ;;
 esac
 """
 WITHIN = {
