@@ -16,6 +16,28 @@ find_nvcc() {
   return 1
 }
 
+# Prints the path of cuobjdump: of the CUDA toolkit, or of the packages of scripts/requirements_cuda.txt in build/venv,
+# which are installed when need be. Fails where there is neither.
+find_cuobjdump() {
+  local nvcc candidate log=$root/build/venv_cuda.log
+  nvcc=$(find_nvcc || true)
+  for candidate in "$(command -v cuobjdump || true)" "${nvcc%nvcc}cuobjdump"; do
+    if [[ -x $candidate ]] && command -v "${candidate%cuobjdump}nvdisasm" >/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  candidate=$(compgen -G "$root/build/venv/lib/python3*/site-packages/nvidia/*/bin/cuobjdump" || true)
+  if [[ ! -x $candidate ]]; then
+    make_venv >&2 || return 1
+    : >"$log"
+    run_logged "$log" "$root/build/venv/bin/pip" install --disable-pip-version-check --quiet \
+      -r "$root/scripts/requirements_cuda.txt" >&2 || return 1
+    candidate=$(compgen -G "$root/build/venv/lib/python3*/site-packages/nvidia/*/bin/cuobjdump" || true)
+  fi
+  [[ -x $candidate ]] && echo "$candidate"
+}
+
 has_gpu() {
   compgen -G '/dev/nvidia[0-9]*' >/dev/null || compgen -G '/proc/driver/nvidia/gpus/*' >/dev/null
 }

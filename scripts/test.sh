@@ -137,6 +137,14 @@ stage_cuda() {
   if [[ -e src/backends/sm90/CMakeLists.txt ]]; then
     built sm90 -DMEGAMOE_BUILD_TESTS=OFF || return
     tally 1 0 0
+    local cuobjdump
+    if cuobjdump=$(find_cuobjdump); then
+      one_check scripts/check_kernel_budget.py build/sm90/src/backends/sm90/CMakeFiles/megamoe_sm90.dir/instances \
+        src/backends/sm90/budget.json --cuobjdump "$cuobjdump"
+    else
+      echo "cuda: cuobjdump could not be found or installed, so the kernels were not held to their budget"
+      tally 0 1 0
+    fi
     if [[ -x build/sm90/megamoe ]]; then one_check scripts/check_starts_without_driver.sh build/sm90/megamoe; fi
   fi
 }

@@ -10,8 +10,8 @@ enum class Phase : uint8_t { kL1, kL2 };
 struct Tile {
   Phase phase;
   uint32_t local_expert;
-  uint32_t block;  ///< Pool block, counted over all experts.
-  uint32_t n;      ///< Column tile.
+  uint32_t block;         ///< Pool block, counted over all experts.
+  uint32_t n;             ///< Column tile.
   uint32_t num_rows = 0;  ///< Of the block; only an expert's last block can be partial.
   uint32_t sharers = 0;   ///< Blocks of the unit: tiles that use the same weights.
 };

@@ -33,14 +33,6 @@ std::vector<Instance> instances() {
           {"m64_256", &sm90::m64_256_instance()}};
 }
 
-LayerConfig config_of(const MoeShape& shape, uint32_t max_tokens) {
-  LayerConfig config;
-  config.shape = shape;
-  config.max_tokens_per_rank = max_tokens;
-  config.timeout_ns = 4'000'000'000;
-  return config;
-}
-
 /// Runs `work(i)` for i below `count` on all cores.
 template <class Work>
 void in_parallel(uint64_t count, Work work) {
@@ -52,10 +44,6 @@ void in_parallel(uint64_t count, Work work) {
     });
   for (std::thread& thread : threads) thread.join();
 }
-
-/// Measured with these data: at most 1.1e-2 at I = 1,024 and 3.4e-2 at I = 128 .. 256, the same for every tile and
-/// plan; single E4M3 codes that flip because tensor cores add with about 13 fraction bits make most of it.
-double row_limit(const MoeShape& shape) { return shape.intermediate >= 1024 ? 1.5e-2 : 4e-2; }
 
 /// Every row of every rank against the oracle.
 Outcome against_oracle(const MoeShape& shape, const TestWeights& weights, const std::vector<TestTokens>& tokens,
@@ -123,7 +111,7 @@ Outcome oracle(const MoeShape& shape, uint64_t num_tokens, const sm90::KernelIns
                Entrance entrance) {
   const TestWeights weights = test::gen_weights(shape, 11);
   const TestTokens all = test::gen_tokens(shape, num_tokens, 12);
-  Rig rig(config_of(shape, static_cast<uint32_t>(num_tokens)), num_ranks, instance);
+  Rig rig(check_config(shape, static_cast<uint32_t>(num_tokens)), num_ranks, instance);
   rig.load(weights);
   const std::vector<TestTokens> tokens = cut(shape, all, num_ranks);
   return against_oracle(shape, weights, tokens, rig.run(tokens, entrance));
@@ -139,7 +127,7 @@ Outcome equal_everywhere() {
   bool passed = true;
   for (const Instance& i : instances()) {
     for (const uint32_t num_ranks : {1u, 2u, 4u, 8u}) {
-      Rig rig(config_of(shape, 150), num_ranks, i.instance);
+      Rig rig(check_config(shape, 150), num_ranks, i.instance);
       rig.load(weights);
       const std::vector<CallResult> results = rig.run(cut(shape, all, num_ranks));
       const std::vector<uint16_t> got = joined(results);
@@ -158,7 +146,7 @@ Outcome equal_everywhere() {
 Outcome back_to_back(uint32_t num_ranks, uint32_t num_calls) {
   const MoeShape& shape = kMedium;
   const TestWeights weights = test::gen_weights(shape, 31);
-  Rig rig(config_of(shape, 64), num_ranks);
+  Rig rig(check_config(shape, 64), num_ranks);
   rig.load(weights);
   const std::vector<TestTokens> a = cut(shape, test::gen_tokens(shape, 64, 32), num_ranks);
   const std::vector<TestTokens> b = cut(shape, test::gen_tokens(shape, 17, 33), num_ranks);
@@ -186,7 +174,7 @@ Outcome uneven_and_masked() {
     for (size_t i = 0; i < mine.topk_ids.size() && i < shape.top_k; ++i)
       mine.topk_ids[i] = -1;  // a token without experts
   }
-  Rig rig(config_of(shape, 40), 4);
+  Rig rig(check_config(shape, 40), 4);
   rig.load(weights);
   return against_oracle(shape, weights, tokens, rig.run(tokens));
 }
@@ -195,7 +183,7 @@ Outcome uneven_and_masked() {
 Outcome skew_in_small_rings(const sm90::KernelInstance* instance) {
   const MoeShape shape{512, 256, 8, 2};
   const TestWeights weights = test::gen_weights(shape, 51);
-  LayerConfig config = config_of(shape, 700);
+  LayerConfig config = check_config(shape, 700);
   config.unit_blocks = 1;
   config.lag_units = 3;
   config.token_ring_blocks = 2;
@@ -210,7 +198,7 @@ Outcome skew_in_small_rings(const sm90::KernelInstance* instance) {
 
 Outcome refuses_bad_id() {
   const MoeShape& shape = kTiny;
-  Rig rig(config_of(shape, 16), 2);
+  Rig rig(check_config(shape, 16), 2);
   const TestWeights weights = test::gen_weights(shape, 61);
   rig.load(weights);
   const std::vector<TestTokens> good = cut(shape, test::gen_tokens(shape, 20, 62), 2);
@@ -231,7 +219,7 @@ Outcome refuses_bad_id() {
 
 Outcome absent_rank() {
   const MoeShape& shape = kTiny;
-  Rig rig(config_of(shape, 16), 3 - 1);
+  Rig rig(check_config(shape, 16), 3 - 1);
   const TestWeights weights = test::gen_weights(shape, 71);
   rig.load(weights);
   const std::vector<TestTokens> tokens = cut(shape, test::gen_tokens(shape, 20, 72), 2);
@@ -250,7 +238,7 @@ Outcome weight_layouts() {
   const MoeShape& shape = kOdd;
   const TestWeights gate_up = test::gen_weights(shape, 81);
   const std::vector<TestTokens> tokens = {test::gen_tokens(shape, 30, 82)};
-  Rig rig(config_of(shape, 30), 1);
+  Rig rig(check_config(shape, 30), 1);
   rig.load(gate_up);
   const std::vector<CallResult> want = rig.run(tokens);
   Outcome outcome = against_oracle(shape, gate_up, tokens, want, std::nullopt);
@@ -283,7 +271,7 @@ Outcome entrances() {
   std::string text;
   for (const uint32_t num_ranks : {1u, 2u}) {
     const std::vector<TestTokens> tokens = cut(shape, test::gen_tokens(shape, 70, 92), num_ranks);
-    Rig rig(config_of(shape, 70), num_ranks);
+    Rig rig(check_config(shape, 70), num_ranks);
     rig.load(weights);
     const std::vector<CallResult> want = rig.run(tokens);
     if (!same_bits(want, rig.run(tokens, Entrance::kFp8)))
@@ -297,7 +285,7 @@ Outcome entrances() {
 Outcome clamped() {
   const MoeShape& shape = kTiny;
   const TestWeights weights = test::gen_weights(shape, 101);
-  LayerConfig config = config_of(shape, 40);
+  LayerConfig config = check_config(shape, 40);
   config.swiglu_clamp = 0.25f;
   Rig rig(config, 1);
   rig.load(weights);
@@ -310,7 +298,7 @@ Outcome stages(const sm90::KernelInstance* instance) {
   const MoeShape& shape = kMedium;
   const TestWeights weights = test::gen_weights(shape, 111);
   const std::vector<TestTokens> tokens = {test::gen_tokens(shape, 60, 112)};
-  Rig rig(config_of(shape, 60), 1, instance);
+  Rig rig(check_config(shape, 60), 1, instance);
   rig.load(weights);
   const std::vector<CallResult> results = rig.run(tokens);
   if (!results[0].status.ok()) return {false, results[0].status.message()};
@@ -382,7 +370,7 @@ Outcome poisoned_pools() {
   const MoeShape& shape = kOdd;
   const TestWeights weights = test::gen_weights(shape, 121);
   const std::vector<TestTokens> tokens = cut(shape, test::gen_tokens(shape, 60, 122), 2);
-  Rig rig(config_of(shape, 40), 2);
+  Rig rig(check_config(shape, 40), 2);
   rig.load(weights);
   const std::vector<CallResult> want = rig.run(tokens);
   for (const int byte : {0xff, 0x7f, 0x00}) {
@@ -411,7 +399,7 @@ Outcome graph_replay() {
   const MoeShape& shape = kMedium;
   const TestWeights weights = test::gen_weights(shape, 131);
   const std::vector<TestTokens> tokens = {test::gen_tokens(shape, 50, 132)};
-  Rig rig(config_of(shape, 64), 1);
+  Rig rig(check_config(shape, 64), 1);
   rig.load(weights);
   const std::vector<CallResult> want = rig.run(tokens);
   const int64_t t = 50, h = shape.hidden, k = shape.top_k;
@@ -467,6 +455,12 @@ std::vector<Check> all_checks() {
   }
   checks.push_back(
       {"oracle.m128.medium.fp8", [] { return oracle(kMedium, 40, &sm90::m128_instance(), 1, Entrance::kFp8); }});
+  // With source lines, for the sanitizers: tiles of up to 64 rows, which warpgroups split by columns, and full ones.
+  checks.push_back({"oracle.m128_chaos.split_tiles",
+                    [] { return oracle(kTiny, 3, &sm90::m128_chaos_instance(), 1, Entrance::kBf16); }});
+  checks.push_back({"oracle.m128_chaos.full_tiles", [] {
+                      return oracle({256, 128, 1, 1}, 200, &sm90::m128_chaos_instance(), 1, Entrance::kBf16);
+                    }});
   checks.push_back({"entrances", [] { return entrances(); }});
   checks.push_back({"weight_layouts", [] { return weight_layouts(); }});
   checks.push_back({"clamped", [] { return clamped(); }});
@@ -478,7 +472,8 @@ std::vector<Check> all_checks() {
   checks.push_back({"graph_replay", [] { return graph_replay(); }});
   checks.push_back({"refuses_bad_id", [] { return refuses_bad_id(); }});
   checks.push_back({"absent_rank", [] { return absent_rank(); }});
-  for (Check& check : layer_checks()) checks.push_back(std::move(check));
+  for (const auto& more : {layer_checks(), slice_checks(), stress_checks()})
+    for (const Check& check : more) checks.push_back(check);
   return checks;
 }
 

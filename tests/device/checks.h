@@ -21,6 +21,10 @@ struct Check {
 std::vector<Check> all_checks();
 /// Those of all_checks() that go through the public interface.
 std::vector<Check> layer_checks();
+/// Layers of real sizes, judged by the oracle on the device.
+std::vector<Check> slice_checks();
+/// Late and absent ranks, chaos, other kernels, streams, graphs.
+std::vector<Check> stress_checks();
 
 /// Times of the slices on one GPU; prints a table.
 void bench(const std::string& which, const std::vector<uint32_t>& tokens, uint32_t observations);

@@ -8,6 +8,7 @@
 #include "device/checks.h"
 #include "io/layer_files.h"
 #include "io/moe_weights.h"
+#include "support/fixture_folder.h"
 #include "support/layer_group.h"
 
 namespace megamoe::device_check {
@@ -62,9 +63,9 @@ auto copy_of(const Buffer& buffer) {
 
 /// A checkpoint on 1, 2 and 4 ranks: the same bits, the oracle's rows, and close to what transformers computed.
 Outcome fixture(const std::string& name, const std::string& compare, double max_row, double mean_row) {
-  const std::string folder = "tests/fixtures/" + name;
+  const std::string folder = test::fixture_folder(name);
   const auto loaded = io::load_moe_layer(folder, 1);
-  if (!loaded.ok()) return {false, loaded.status().message() + " (run this in the root of the repository)"};
+  if (!loaded.ok()) return {false, loaded.status().message() + "; say with MEGAMOE_FIXTURES where the fixtures lie"};
   const auto inputs = io::read_layer_inputs(folder + "/moe_layer_io.safetensors");
   if (!inputs.ok()) return {false, inputs.status().message()};
   const auto unquantised = io::read_compare(folder + "/moe_layer_io.safetensors", compare);
@@ -128,6 +129,11 @@ Outcome refusals() {
 
   const Status host = group.layer(0).load_weights(test::rank_weights(weights, 0, 2));
   const bool place = host.message().find("w13 must lie in GPU memory for the cuda backend") != std::string::npos;
+  std::vector<uint16_t> unused;
+  LayerGroup alone(cuda_config(shape, 16), 1, weights);
+  const Status host_tokens = alone.layer(0).forward(test::forward_args(shape, tokens[0], unused));
+  const bool placed = host_tokens.message().find("hidden_states must lie in GPU memory") != std::string::npos &&
+                      alone.forward({tokens[0]})[0].status.ok();
   const std::vector<RankOutput> after = group.forward(tokens);
   const double worst = first_error(after).ok() ? worst_row(weights, all, joined(after)) : 1;
 
@@ -140,14 +146,13 @@ Outcome refusals() {
   bool fits = false;
   for (const Status& status : misfit.created())
     fits = fits || status.message().find("backend cpu needs a group with memory of the host") == std::string::npos;
-  return {
-      both && untouched && aligned && place && worst <= 4e-2 && scale && !fits,
-      fmt::format(
-          "\"{}\"; peer: \"{}\"; output {}; odd rows {}; host weights: \"{}\"; next call within {:.1e}; NaN scale {}; "
-          "backend cpu {}",
-          refused[1].status.message(), refused[0].status.message(), untouched ? "untouched" : "WRITTEN",
-          aligned ? "refused" : "TAKEN", host.message(), worst, scale ? "refused" : "TAKEN",
-          fits ? "TAKEN" : "refused")};
+  return {both && untouched && aligned && place && placed && worst <= 4e-2 && scale && !fits,
+          fmt::format("\"{}\"; peer: \"{}\"; output {}; odd rows {}; host weights: \"{}\"; host tokens: \"{}\"; next "
+                      "call within {:.1e}; NaN scale {}; "
+                      "backend cpu {}",
+                      refused[1].status.message(), refused[0].status.message(), untouched ? "untouched" : "WRITTEN",
+                      aligned ? "refused" : "TAKEN", host.message(), host_tokens.message(), worst,
+                      scale ? "refused" : "TAKEN", fits ? "TAKEN" : "refused")};
 }
 
 }  // namespace

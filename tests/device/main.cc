@@ -1,6 +1,6 @@
 // megamoe_device_check: everything that needs a GPU, one line a check.
-//   megamoe_device_check list | run [=NAME | part of a name ...] | bench flash|pro[-m64|-m128|-trace] OBSERVATIONS
-//   TOKENS ...
+//   megamoe_device_check list | run [=NAME | ^GROUP | part of a name ...] | bench flash|pro[-m64|-m128|-trace]
+//   OBSERVATIONS TOKENS ...
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +14,11 @@ using namespace megamoe::device_check;
 
 bool chosen(const Check& check, int argc, char** argv) {
   for (int i = 2; i < argc; ++i) {
-    if (argv[i][0] == '=' ? check.name == argv[i] + 1 : check.name.find(argv[i]) != std::string::npos) return true;
+    const std::string wanted = argv[i];
+    const std::string rest = wanted.substr(1);
+    if (wanted[0] == '=' && check.name == rest) return true;
+    if (wanted[0] == '^' && (check.name == rest || check.name.starts_with(rest + "."))) return true;
+    if (wanted[0] != '=' && wanted[0] != '^' && check.name.find(wanted) != std::string::npos) return true;
   }
   return argc <= 2;
 }
@@ -51,7 +55,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   std::printf(
-      "usage: %s list | run [=NAME | part of a name ...] | bench flash|pro[-m64|-m128|-trace] OBSERVATIONS TOKENS "
+      "usage: %s list | run [=NAME | ^GROUP | part of a name ...] | bench flash|pro[-m64|-m128|-trace] OBSERVATIONS "
+      "TOKENS "
       "...\n",
       argv[0]);
   return 2;

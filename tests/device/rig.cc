@@ -9,6 +9,8 @@
 #include <functional>
 #include <thread>
 
+#include "device/device_data.h"
+
 namespace megamoe::device_check {
 namespace {
 
@@ -51,6 +53,21 @@ void DeviceBuffer::fetch(void* host, uint64_t bytes) const {
 void DeviceBuffer::fill(int byte) {
   check_cuda(cudaMemset(data_, byte, bytes_), "memset");
   check_cuda(cudaDeviceSynchronize(), "memset");
+}
+
+LayerConfig check_config(const MoeShape& shape, uint32_t max_tokens) {
+  const char* seconds = std::getenv("MEGAMOE_DEVICE_CHECK_DEADLINE_S");
+  LayerConfig config;
+  config.shape = shape;
+  config.max_tokens_per_rank = max_tokens;
+  config.timeout_ns = (seconds != nullptr ? std::strtoull(seconds, nullptr, 10) : 20) * 1'000'000'000;
+  return config;
+}
+
+double row_limit(const MoeShape& shape) { return shape.intermediate >= 1024 ? 1.5e-2 : 4e-2; }
+
+void fetch_bytes(void* host, const void* device, uint64_t bytes) {
+  check_cuda(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost), "copy from the GPU");
 }
 
 Rig::Rig(const LayerConfig& config, uint32_t num_ranks, const sm90::KernelInstance* instance)
@@ -99,6 +116,19 @@ void Rig::load(const test::TestWeights& weights, W13Layout layout) {
     w.scale_format = ScaleFormat::kFloat32;
     must(ranks_[r]->load_weights(w), "load_weights");
   }
+}
+
+void Rig::load(const DeviceWeights& weights) {
+  for (uint32_t r = 0; r < num_ranks_; ++r) must(ranks_[r]->load_weights(weights.of(r, num_ranks_)), "load_weights");
+}
+
+std::vector<Status> Rig::forward(const std::vector<ForwardArgs>& args, const std::function<void(uint32_t)>& before) {
+  std::vector<Status> statuses(num_ranks_);
+  on_every_rank(num_ranks_, [&](uint32_t r) {
+    before(r);
+    statuses[r] = ranks_[r]->forward(args[r], {});
+  });
+  return statuses;
 }
 
 std::vector<CallResult> Rig::run(const std::vector<test::TestTokens>& tokens, Entrance entrance, int absent,

@@ -35,6 +35,16 @@ class BackendTest : public ::testing::TestWithParam<std::string> {
     config.backend = GetParam();
     return config;
   }
+
+  /// A group of ranks for the backend under test.
+  static std::vector<std::shared_ptr<SymmetricMemory>> members(uint32_t num_ranks) {
+    return make_members(GetParam(), num_ranks).value();
+  }
+
+  /// The rows of a block that the backend under test can have, smallest first.
+  static std::vector<uint32_t> block_rows() {
+    return GetParam() == "cuda" ? std::vector<uint32_t>{64, 128} : std::vector<uint32_t>{8, 16, 64, 256};
+  }
 };
 
 }  // namespace megamoe::test

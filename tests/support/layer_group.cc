@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <cstdlib>
 #include <thread>
 
 #include "core/formats/bf16.h"
@@ -28,6 +29,10 @@ std::vector<TensorView*> views_of(ExpertWeights& w) {
 std::vector<TensorView*> views_of(ForwardArgs& a) {
   return {&a.hidden_states, &a.hidden_states_scale, &a.topk_ids,   &a.topk_weights,
           &a.output,        &a.shared_weights,      &a.expert_map, &a.cumulative_recv_counts};
+}
+
+Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_members(const std::string& backend, uint32_t num_ranks) {
+  return backend == "cuda" ? make_cuda_thread_group(num_ranks) : make_thread_group(num_ranks);
 }
 
 ExpertWeights rank_weights(const TestWeights& w, uint32_t rank, uint32_t num_ranks) {
@@ -76,7 +81,7 @@ Result<std::vector<api::TensorStore>> make_stores(const std::string& backend, ui
 
 LayerGroup::LayerGroup(const LayerConfig& config, uint32_t num_ranks, const TestWeights& weights)
     : config_(config), num_ranks_(num_ranks), layers_(num_ranks) {
-  auto group = config.backend == "cuda" ? make_cuda_thread_group(num_ranks) : make_thread_group(num_ranks);
+  const auto group = make_members(config.backend, num_ranks);
   if (!group.ok()) {
     created_.assign(num_ranks, group.status());
     return;
@@ -107,10 +112,25 @@ void LayerGroup::open(const std::vector<std::shared_ptr<SymmetricMemory>>& membe
   });
 }
 
-RankOutput LayerGroup::empty_output() const {
+Status LayerGroup::usable() const {
+  for (uint32_t rank = 0; rank < num_ranks_; ++rank) {
+    if (layers_[rank].has_value()) continue;
+    const Status reason = created_[rank].ok() ? Status{Code::kInternal, "the layer is gone"} : created_[rank];
+    ADD_FAILURE() << "rank " << rank << " has no layer: " << reason.message();
+    return reason;
+  }
+  return {};
+}
+
+MoeLayer& LayerGroup::layer(uint32_t rank) {
+  if (!usable().ok()) std::abort();
+  return *layers_[rank];
+}
+
+RankOutput unwritten_output(const LayerConfig& config) {
   RankOutput output;
-  if (config_.backend == "cuda") {
-    output.max_rel_l2 = config_.shape.intermediate >= 1024 ? 1.5e-2 : 4e-2;
+  if (config.backend == "cuda") {
+    output.max_rel_l2 = config.shape.intermediate >= 1024 ? 1.5e-2 : 4e-2;
     output.min_cosine = 0.999;
   }
   return output;
@@ -123,6 +143,13 @@ Status place_args(api::TensorStore& store, ForwardArgs& args) {
   for (TensorView* view : views_of(args))
     if (view->device == Device::kCpu) MEGAMOE_RETURN_IF_ERROR(store.place(*view));
   return {};
+}
+
+/// Views that got other memory after they had been placed: that of the test, which lies on the host.
+void mark_replaced(ForwardArgs before, ForwardArgs& args) {
+  const std::vector<TensorView*> old = views_of(before), now = views_of(args);
+  for (size_t i = 0; i < now.size(); ++i)
+    if (now[i]->data != nullptr && now[i]->data != old[i]->data) now[i]->device = Device::kCpu;
 }
 
 }  // namespace
@@ -181,13 +208,19 @@ std::vector<RankOutput> LayerGroup::forward_without(const std::vector<uint32_t>&
 std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& tokens,
                                             const std::function<void(uint32_t, ForwardArgs&)>& adjust,
                                             const std::vector<bool>& takes_part) {
-  std::vector<RankOutput> outputs(num_ranks_, empty_output());
+  std::vector<RankOutput> outputs(num_ranks_, unwritten_output(config_));
+  if (const Status status = usable(); !status.ok()) {
+    for (RankOutput& output : outputs) output.status = status;
+    return outputs;
+  }
   std::vector<api::TensorStore> stores = make_stores(config_.backend, num_ranks_).value();
   std::barrier placed(num_ranks_);
   const std::vector<Status> statuses = on_each_rank(num_ranks_, [&](uint32_t rank) {
     ForwardArgs call = args(rank, tokens[rank], outputs[rank].rows);
     Status ready = place_args(stores[rank], call);  // before sizes change, again for what adjust puts in its place
+    const ForwardArgs before = call;
     adjust(rank, call);
+    mark_replaced(before, call);
     if (ready.ok()) ready = place_args(stores[rank], call);
     if (config_.backend == "cuda") placed.arrive_and_wait();  // nothing is allocated beside a kernel that waits
     if (!takes_part[rank]) return Status{};
@@ -202,7 +235,13 @@ std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& token
 }
 
 std::vector<std::vector<RankOutput>> LayerGroup::forward_sequence(const std::vector<std::vector<TestTokens>>& calls) {
-  std::vector<std::vector<RankOutput>> outputs(calls.size(), std::vector<RankOutput>(num_ranks_, empty_output()));
+  std::vector<std::vector<RankOutput>> outputs(calls.size(),
+                                               std::vector<RankOutput>(num_ranks_, unwritten_output(config_)));
+  if (const Status status = usable(); !status.ok()) {
+    for (std::vector<RankOutput>& call : outputs)
+      for (RankOutput& output : call) output.status = status;
+    return outputs;
+  }
   std::vector<std::vector<ForwardArgs>> placed(num_ranks_, std::vector<ForwardArgs>(calls.size()));
   std::vector<api::TensorStore> stores = make_stores(config_.backend, num_ranks_).value();
   expect_all_ok(on_each_rank(num_ranks_, [&](uint32_t rank) -> Status {
@@ -228,6 +267,7 @@ std::vector<std::vector<RankOutput>> LayerGroup::forward_sequence(const std::vec
 }
 
 std::vector<Status> LayerGroup::reset() {
+  if (const Status status = usable(); !status.ok()) return std::vector<Status>(num_ranks_, status);
   return on_each_rank(num_ranks_, [&](uint32_t rank) { return layers_[rank]->reset(); });
 }
 

@@ -13,6 +13,9 @@
 
 namespace megamoe::test {
 
+/// A group of ranks for layers of this backend; ranks of a GPU backend share the current GPU.
+Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_members(const std::string& backend, uint32_t num_ranks);
+
 /// Runs `body(rank)` on one thread per rank and returns each rank's status.
 std::vector<Status> on_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& body);
 
@@ -39,12 +42,14 @@ class LayerGroup {
 
   uint32_t num_ranks() const { return num_ranks_; }
   const std::vector<Status>& created() const { return created_; }
-  MoeLayer& layer(uint32_t rank) { return *layers_[rank]; }
+  /// Must have been created: ends the program with the reason where it was not.
+  MoeLayer& layer(uint32_t rank);
   /// The args that forward() uses for a rank; for tests that change one thing.
   ForwardArgs args(uint32_t rank, const TestTokens& tokens, std::vector<uint16_t>& output) const;
 
+  /// Where a layer was not created the test fails and every status says why.
   std::vector<RankOutput> forward(const std::vector<TestTokens>& tokens);
-  /// @param adjust  may change the args of a rank
+  /// @param adjust  may change the args of a rank; what it points at in host memory is copied to the GPU and back
   std::vector<RankOutput> forward(const std::vector<TestTokens>& tokens,
                                   const std::function<void(uint32_t, ForwardArgs&)>& adjust);
   /// A call from which `left_out` ranks stay away; the others are told so.
@@ -60,7 +65,8 @@ class LayerGroup {
                                   const std::function<void(uint32_t, ForwardArgs&)>& adjust,
                                   const std::vector<bool>& takes_part);
   void open(const std::vector<std::shared_ptr<SymmetricMemory>>& members, const TestWeights& weights);
-  RankOutput empty_output() const;
+  /// Ok where every rank has a layer; else the reason, which the test has also been told of.
+  Status usable() const;
 
   LayerConfig config_;
   uint32_t num_ranks_;
@@ -68,6 +74,9 @@ class LayerGroup {
   std::vector<api::TensorStore> weights_;  ///< By rank.
   std::vector<std::optional<MoeLayer>> layers_;
 };
+
+/// No rows yet, and the limits of this configuration.
+RankOutput unwritten_output(const LayerConfig& config);
 
 /// One rank's call: `output` is sized and poisoned.
 ForwardArgs forward_args(const MoeShape& shape, const TestTokens& tokens, std::vector<uint16_t>& output);

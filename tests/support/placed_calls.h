@@ -23,13 +23,21 @@ class PlacedCalls {
   }
 
   /// Leaves the host's output alone.
-  Status forward(MoeLayer& layer, ForwardArgs args) {
-    api::TensorStore& placed = store();
-    for (TensorView* view : views_of(args)) MEGAMOE_RETURN_IF_ERROR(placed.place(*view));
-    return layer.forward(args);
+  Status forward(MoeLayer& layer, ForwardArgs args) { return forward(layer, args, store()); }
+  /// Brings back what the call wrote.
+  Status forward_and_fetch(MoeLayer& layer, ForwardArgs args) {
+    api::TensorStore& tensors = store();
+    const Status status = forward(layer, args, tensors);
+    const Status fetched = tensors.fetch(args.output);
+    return status.ok() ? fetched : status;
   }
 
  private:
+  static Status forward(MoeLayer& layer, ForwardArgs& args, api::TensorStore& tensors) {
+    for (TensorView* view : views_of(args)) MEGAMOE_RETURN_IF_ERROR(tensors.place(*view));
+    return layer.forward(args);
+  }
+
   api::TensorStore& store() {
     const std::lock_guard lock(mutex_);
     return stores_.emplace_back(api::TensorStore::create(backend_).value());

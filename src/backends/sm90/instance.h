@@ -13,6 +13,7 @@ struct KernelInstance {
 
 const KernelInstance& m128_instance();
 const KernelInstance& m128_trace_instance();
+const KernelInstance& m128_chaos_instance();
 const KernelInstance& m64_instance();
 const KernelInstance& m64_768_instance();
 const KernelInstance& m64_256_instance();

@@ -46,6 +46,17 @@ struct Context {
     }
   }
 
+  /// Before every release and after every acquire: a pause of random length in the chaos variant, mostly below 1 us,
+  /// one in 32 up to 16 us. True, so that it can stand in a condition.
+  __device__ __forceinline__ bool chaos() const {
+    if constexpr (Spec::kChaos) {
+      const uint32_t draw =
+          (static_cast<uint32_t>(ptx::now_ns()) ^ (blockIdx.x << 8 | ptx::thread_index() / 32)) * 2654435761u;
+      __nanosleep(draw >> 27 == 0 ? draw >> 8 & 0x3fff : draw >> 8 & 0x3ff);
+    }
+    return true;
+  }
+
   /// A region of this rank's workspace, or of another rank's.
   template <class T>
   __device__ __forceinline__ T* own(const protocol::Region<T>& region) const {
@@ -127,12 +138,12 @@ __device__ __forceinline__ bool must_leave(Context<Spec>& c, const WaitSite& sit
 template <uint32_t kSleepNs = 32, class Spec, class Look>
 __device__ __forceinline__ bool wait_warp(Context<Spec>& c, const WaitSite& site, Look look) {
   uint64_t seen = 0;
-  if (__all_sync(kFullWarp, look(seen))) return true;
+  if (__all_sync(kFullWarp, look(seen))) return c.chaos();
   const uint64_t start_ns = ptx::now_ns();
   const uint64_t limit_ns = c.args.timeout_ns + static_cast<uint64_t>(site.signal) * protocol::kBlameStepNs;
   for (uint32_t looks = 1;; ++looks) {
     const bool ready = look(seen);
-    if (__all_sync(kFullWarp, ready)) return true;
+    if (__all_sync(kFullWarp, ready)) return c.chaos();
     if (looks > 8) __nanosleep(kSleepNs);
     if (looks % kLooksPerCheck != 0) continue;
     const bool leave = !ready && must_leave(c, site, start_ns, limit_ns, seen);
@@ -160,10 +171,10 @@ __device__ __forceinline__ bool keep_waiting(Context<Spec>& c, uint32_t barrier,
 /// after a failure, so that a warpgroup stays together; a wait gives up only where something is broken.
 template <class Spec>
 __device__ __forceinline__ bool wait_barrier(Context<Spec>& c, uint32_t barrier, uint32_t parity, Role role) {
-  if (test_warp(barrier, parity)) return true;
+  if (test_warp(barrier, parity)) return c.chaos();
   const uint64_t start_ns = ptx::now_ns();
   for (uint32_t looks = 1;; ++looks) {
-    if (__all_sync(kFullWarp, ptx::mbarrier_try_wait(barrier, parity))) return true;
+    if (__all_sync(kFullWarp, ptx::mbarrier_try_wait(barrier, parity))) return c.chaos();
     if (looks % kLooksPerCheck == 0 && __any_sync(kFullWarp, !keep_waiting(c, barrier, parity, role, start_ns)))
       return false;
   }
@@ -172,10 +183,10 @@ __device__ __forceinline__ bool wait_barrier(Context<Spec>& c, uint32_t barrier,
 /// The same for one thread.
 template <class Spec>
 __device__ __forceinline__ bool wait_barrier_alone(Context<Spec>& c, uint32_t barrier, uint32_t parity, Role role) {
-  if (ptx::mbarrier_try_wait(barrier, parity)) return true;
+  if (ptx::mbarrier_try_wait(barrier, parity)) return c.chaos();
   const uint64_t start_ns = ptx::now_ns();
   for (uint32_t looks = 1;; ++looks) {
-    if (ptx::mbarrier_try_wait(barrier, parity)) return true;
+    if (ptx::mbarrier_try_wait(barrier, parity)) return c.chaos();
     if (looks % kLooksPerCheck == 0 && !keep_waiting(c, barrier, parity, role, start_ns)) return false;
   }
 }
@@ -201,6 +212,7 @@ __device__ __forceinline__ void report_failure(Context<Spec>& c) {
   record.missing.words[1] = f.missing[1];
   record.waited_ns = f.waited_ns;
   record.valid = protocol::kRecordGaveUp;
+  c.chaos();
   for (uint32_t peer = 0; peer < view.spec.num_ranks; ++peer)
     if (!c.is_absent(peer))
       ptx::store_release_sys(c.peer(c.layout().abort_word, peer), protocol::abort_value(c.epoch(), view.rank));

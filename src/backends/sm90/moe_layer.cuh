@@ -71,6 +71,7 @@ __device__ __forceinline__ void finish(Context<Spec>& c) {
   __syncwarp();
   constexpr uint32_t kLastWarp = Spec::kSpec.plan.num_warps() - 1;
   if (c.lane() != 0) return;
+  c.chaos();
   if (ptx::count_acq_rel_cta(ptx::shared_address(&c.shared.warps_left), kLastWarp) != kLastWarp) return;
   if (has_failed(c.shared)) report_failure(c);
   __threadfence();

@@ -10,6 +10,7 @@ namespace megamoe::sm90 {
 /// room for whole-tile staging, which measured equal to four stages with half of it.
 struct M128 {
   static constexpr bool kTrace = false;
+  static constexpr bool kChaos = false;
   static constexpr protocol::KernelSpec kSpec{.name = "m128",
                                               .plan = protocol::kPlan384,
                                               .block_m = 128,
@@ -25,6 +26,7 @@ struct M128 {
 /// rows are gathered from where they lie: the first tile starts 6 us earlier than after a copy to the pool.
 struct M64 {
   static constexpr bool kTrace = false;
+  static constexpr bool kChaos = false;
   static constexpr protocol::KernelSpec kSpec{.name = "m64",
                                               .plan = protocol::kPlan384,
                                               .block_m = 64,
@@ -40,6 +42,7 @@ struct M64 {
 /// Compiled and checked, not tuned.
 struct M64Wide {
   static constexpr bool kTrace = false;
+  static constexpr bool kChaos = false;
   static constexpr protocol::KernelSpec kSpec{.name = "m64_768",
                                               .plan = protocol::kPlan768,
                                               .block_m = 64,
@@ -53,6 +56,7 @@ struct M64Wide {
 /// One math warpgroup with all the registers. Compiled and checked, not tuned.
 struct M64Single {
   static constexpr bool kTrace = false;
+  static constexpr bool kChaos = false;
   static constexpr protocol::KernelSpec kSpec{.name = "m64_256",
                                               .plan = protocol::kPlan256,
                                               .block_m = 64,
@@ -66,9 +70,21 @@ struct M64Single {
 /// The default with the in-kernel trace.
 struct M128Trace {
   static constexpr bool kTrace = true;
+  static constexpr bool kChaos = false;
   static constexpr protocol::KernelSpec kSpec = [] {
     protocol::KernelSpec spec = M128::kSpec;
     spec.name = "m128_trace";
+    return spec;
+  }();
+};
+
+/// The default with pauses of random length at every release and acquire: what is right only by timing shows.
+struct M128Chaos {
+  static constexpr bool kTrace = false;
+  static constexpr bool kChaos = true;
+  static constexpr protocol::KernelSpec kSpec = [] {
+    protocol::KernelSpec spec = M128::kSpec;
+    spec.name = "m128_chaos";
     return spec;
   }();
 };

@@ -2,7 +2,7 @@
 #include "core/reference/layer.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 #include "core/reference/formats.h"
 
@@ -104,22 +104,14 @@ std::vector<double> activated(const Layer& layer, uint32_t expert, const Quantiz
 
 }  // namespace
 
-// Each step is the FP32 operation of the contract: FP64 holds the exact product of two FP32 numbers, and rounding an
-// FP64 quotient to FP32 gives the correctly rounded FP32 quotient.
 QuantizedRow quantize_row(const double* values, uint32_t columns) {
   QuantizedRow row;
   row.codes.resize(columns);
   for (uint32_t begin = 0; begin < columns; begin += kBlock) {
     const uint32_t end = std::min(columns, begin + kBlock);
-    double amax = 0.0;
-    for (uint32_t k = begin; k < end; ++k) {
-      if (std::fabs(values[k]) > amax) amax = std::fabs(values[k]);  // false for NaN, which the maximum ignores
-    }
-    const double floored = std::max(amax, static_cast<double>(1e-10f));
-    const auto scale = static_cast<float>(floored / 448.0);
-    const auto inverse = static_cast<float>(1.0 / scale);
-    for (uint32_t k = begin; k < end; ++k) row.codes[k] = e4m3_nearest(static_cast<float>(values[k] * inverse));
-    row.scales.push_back(scale);
+    const auto group = GroupScale::of(end - begin, [&](uint32_t k) { return values[begin + k]; });
+    for (uint32_t k = begin; k < end; ++k) row.codes[k] = e4m3_nearest(group.scaled(values[k]));
+    row.scales.push_back(group.scale);
   }
   return row;
 }
@@ -141,14 +133,7 @@ void gate_up_row(const Layer& layer, uint32_t expert, const QuantizedRow& x, dou
 }
 
 double swiglu(double gate, double up, std::optional<float> clamp, double topk_weight) {
-  if (clamp) {
-    const double limit = *clamp;
-    if (gate > limit) gate = limit;
-    if (up > limit) up = limit;
-    if (up < -limit) up = -limit;
-  }
-  const double silu = gate / (1.0 + std::exp(-gate));
-  return silu * up * topk_weight;
+  return swiglu_limited(gate, up, clamp.value_or(std::numeric_limits<float>::infinity()), topk_weight);
 }
 
 QuantizedRow intermediate_row(const Layer& layer, uint32_t expert, const QuantizedRow& x, float topk_weight) {

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "core/reference/formats.h"
 
@@ -24,7 +23,6 @@ RowError row_error_of(uint64_t columns, Actual&& actual, Expected&& expected) {
   double expected_square = 0.0;
   double actual_square = 0.0;
   double product = 0.0;
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (uint64_t i = 0; i < columns; ++i) {
     const double a = actual(i);
     const double e = expected(i);

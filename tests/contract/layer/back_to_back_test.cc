@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, BackToBack, ::testing::ValuesIn(backend_names
 
 TEST_P(BackToBack, CallsWithSmallRingsEqualThoseOfFreshHandles) {
   LayerConfig small = config(kShape, kCapacity);
-  small.block_rows = 8;
+  small.block_rows = block_rows().front();
   small.unit_blocks = small.token_ring_blocks = small.act_ring_blocks = 1;
   small.num_threads = 2;
   expect_equal_to_fresh_handles(MEGAMOE_NUM_CALLS / 4, 4, small);

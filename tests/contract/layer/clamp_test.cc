@@ -94,9 +94,9 @@ TEST_P(Clamp, ThatIsZeroNegativeOrNanIsRefused) {
     LayerConfig senseless = config(kShape, 8);
     senseless.shape.num_experts = 2;
     senseless.swiglu_clamp = clamp;
-    auto members = make_thread_group(2);
+    const auto group = members(2);
     const std::vector<Status> statuses =
-        on_each_rank(2, [&](uint32_t rank) { return MoeLayer::create(senseless, members.value()[rank]).status(); });
+        on_each_rank(2, [&](uint32_t rank) { return MoeLayer::create(senseless, group[rank]).status(); });
     for (const Status& status : statuses) {
       EXPECT_EQ(status.code(), Code::kInvalidArgument) << clamp;
       EXPECT_NE(status.message().find("swiglu_clamp must be greater than 0"), std::string::npos) << status.message();

@@ -75,9 +75,9 @@ TEST_P(Dimensions, OffTheGridAreRefusedWithTheNextSize) {
            Refused{0, 256, "hidden must be a positive multiple of 128"},
        }) {
     const LayerConfig layer_config = config({refused.hidden, refused.intermediate, 4, 2}, 8);
-    auto members = make_thread_group(2);
+    const auto group = members(2);
     const std::vector<Status> statuses =
-        on_each_rank(2, [&](uint32_t rank) { return MoeLayer::create(layer_config, members.value()[rank]).status(); });
+        on_each_rank(2, [&](uint32_t rank) { return MoeLayer::create(layer_config, group[rank]).status(); });
     for (const Status& status : statuses) {
       EXPECT_EQ(status.code(), Code::kInvalidArgument);
       EXPECT_NE(status.message().find(refused.reason), std::string::npos) << status.message();

@@ -35,10 +35,10 @@ TEST_P(ExpertPlacement, OfExpertsThatDoNotDivideIsRefusedAndTheProcessGoesOn) {
         Refused{10, 4, "usable rank counts: 1, 2, 5, 10"}, Refused{7, 2, "usable rank counts: 1, 7"},
         Refused{4, 8, "usable rank counts: 1, 2, 4"}}) {
     const LayerConfig layer_config = config({256, 64, refused.experts, 1}, 8);
-    auto members = make_thread_group(refused.ranks);
+    const auto refused_group = members(refused.ranks);
     const std::vector<Status> statuses = on_each_rank(refused.ranks, [&](uint32_t rank) {
-      const Status status = MoeLayer::create(layer_config, members.value()[rank]).status();
-      EXPECT_EQ(members.value()[rank]->allocated_bytes(), 0u);
+      const Status status = MoeLayer::create(layer_config, refused_group[rank]).status();
+      EXPECT_EQ(refused_group[rank]->allocated_bytes(), 0u);
       return status;
     });
     for (const Status& status : statuses) {
@@ -54,12 +54,12 @@ TEST_P(ExpertPlacement, OfExpertsThatDoNotDivideIsRefusedAndTheProcessGoesOn) {
 
 TEST_P(ExpertPlacement, AGroupWhoseCreationWasRefusedCanCreateAnotherLayer) {
   const TestWeights weights = tag_weights({256, 64, 8, 1});
-  auto members = make_thread_group(2);
+  const auto reused = members(2);
   const std::vector<Status> statuses = on_each_rank(2, [&](uint32_t rank) {
-    return MoeLayer::create(config({256, 64, 7, 1}, 8), members.value()[rank]).status();
+    return MoeLayer::create(config({256, 64, 7, 1}, 8), reused[rank]).status();
   });
   for (const Status& status : statuses) EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  LayerGroup group(config(weights.shape, 8), members.value(), weights);
+  LayerGroup group(config(weights.shape, 8), reused, weights);
   expect_all_ok(group.created());
 }
 

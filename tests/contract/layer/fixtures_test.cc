@@ -8,6 +8,7 @@
 #include "io/layer_files.h"
 #include "io/moe_weights.h"
 #include "support/backend_test.h"
+#include "support/fixture_folder.h"
 
 namespace megamoe::test {
 namespace {
@@ -19,7 +20,7 @@ class Fixtures : public BackendTest {
   };
 
   void expect_right(const std::string& name, const std::string& compare, const Limits& limits) {
-    const std::string folder = std::string(MEGAMOE_SOURCE_DIR) + "/tests/fixtures/" + name;
+    const std::string folder = fixture_folder(name);
     load(folder);
     if (HasFatalFailure()) return;
     std::vector<RankOutput> first;

@@ -15,10 +15,13 @@ class Invariance : public BackendTest {
     for (int64_t& id : tokens.topk_ids) id = id * id / kShape.num_experts;
     return tokens;
   }
+  /// Several blocks of one expert, also where the smallest block has 64 rows.
+  void fill_several_blocks() { all_ = skewed_tokens(uint64_t{block_rows().front()} * 8, 17); }
+
   void expect_same_under(const std::string& what, const std::function<void(LayerConfig&)>& change) {
     SCOPED_TRACE(what);
     for (const uint32_t ranks : {1u, 2u}) {
-      LayerConfig changed = config(kShape, 64);
+      LayerConfig changed = config(kShape, std::max<uint32_t>(64, static_cast<uint32_t>(all_.num_tokens)));
       change(changed);
       LayerGroup group(changed, ranks, weights_);
       expect_all_ok(group.created());
@@ -35,7 +38,7 @@ class Invariance : public BackendTest {
 
   static constexpr MoeShape kShape{256, 192, 16, 4};
   const TestWeights weights_ = gen_weights(kShape, 31);
-  const TestTokens all_ = skewed_tokens(61, 17);
+  TestTokens all_ = skewed_tokens(61, 17);
   std::vector<RankOutput> right_;
 };
 INSTANTIATE_TEST_SUITE_P(Backends, Invariance, ::testing::ValuesIn(backend_names()), backend_label);
@@ -78,30 +81,31 @@ TEST_P(Invariance, OfThreads) {
 }
 
 TEST_P(Invariance, OfBlockRows) {
-  for (const uint32_t rows : {8u, 16u, 64u, 256u})
+  for (const uint32_t rows : block_rows())
     expect_same_under(std::to_string(rows) + " rows", [&](LayerConfig& c) { c.block_rows = rows; });
 }
 
 TEST_P(Invariance, OfTheSmallestRings) {
+  fill_several_blocks();
   expect_same_under("default rings", [](LayerConfig&) {});
   for (const uint32_t threads : {1u, 3u}) {
     for (const uint32_t unit : {1u, 2u, 4u}) {
       expect_same_under("rings of one unit of " + std::to_string(unit), [&](LayerConfig& c) {
         c.num_threads = threads;
-        c.block_rows = 8;
+        c.block_rows = block_rows().front();
         c.unit_blocks = unit;
         c.token_ring_blocks = c.act_ring_blocks = unit;
       });
     }
     expect_same_under("a small token ring only", [&](LayerConfig& c) {
       c.num_threads = threads;
-      c.block_rows = 8;
+      c.block_rows = block_rows().front();
       c.unit_blocks = 1;
       c.token_ring_blocks = 1;
     });
     expect_same_under("a small activation ring only", [&](LayerConfig& c) {
       c.num_threads = threads;
-      c.block_rows = 8;
+      c.block_rows = block_rows().front();
       c.unit_blocks = 1;
       c.act_ring_blocks = 1;
     });
@@ -109,10 +113,11 @@ TEST_P(Invariance, OfTheSmallestRings) {
 }
 
 TEST_P(Invariance, OfUnitAndLag) {
+  fill_several_blocks();
   for (const uint32_t unit : {1u, 3u, 16u})
     for (const uint32_t lag : {1u, 2u, 9u})
       expect_same_under("unit " + std::to_string(unit) + " lag " + std::to_string(lag), [&](LayerConfig& c) {
-        c.block_rows = 8;
+        c.block_rows = block_rows().front();
         c.unit_blocks = unit;
         c.lag_units = lag;
       });

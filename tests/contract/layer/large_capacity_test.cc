@@ -29,11 +29,10 @@ TEST_P(LargeCapacity, GivesTheSameBits) {
 TEST_P(LargeCapacity, ThatNoMemoryHoldsIsRefusedWithTheBytesNeeded) {
   const MoeShape wide{1u << 16, 64, 1, 1};
   LayerConfig layer_config = config(wide, 1'000'000'000);
-  layer_config.block_rows = 256;
+  layer_config.block_rows = block_rows().back();
   const Result<LayerPlan> plan = MoeLayer::plan(layer_config, 1);
   ASSERT_TRUE(plan.ok()) << plan.status().message();
-  auto members = make_thread_group(1);
-  const Status status = MoeLayer::create(layer_config, members.value()[0]).status();
+  const Status status = MoeLayer::create(layer_config, members(1)[0]).status();
   EXPECT_EQ(status.code(), Code::kOutOfMemory) << status.message();
   EXPECT_NE(status.message().find("bytes"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find(std::to_string(plan.value().workspace_bytes / 10'000'000'000)), std::string::npos)

@@ -1,5 +1,6 @@
 // Bad arguments on one rank: the same sentence on every rank, nothing written anywhere, and the next call is right.
 #include "support/backend_test.h"
+#include "support/placed_calls.h"
 
 namespace megamoe::test {
 namespace {
@@ -97,28 +98,21 @@ TEST_P(Refusal, BySeveralRanksAtOnceLeavesTheGroupUsable) {
 
 TEST_P(Refusal, BeforeWeightsAreLoadedSaysSo) {
   const TestWeights weights = gen_weights(kShape, 9);
-  auto members = make_thread_group(2);
-  ASSERT_TRUE(members.ok());
+  const auto group = members(2);
   const std::vector<TestTokens> tokens(2, gen_tokens(kShape, 3, 4));
-  std::vector<RankOutput> outputs(2);
+  std::vector<RankOutput> outputs(2, unwritten_output(config(kShape, 8)));
+  PlacedCalls calls(GetParam());
   expect_all_ok(on_each_rank(2, [&](uint32_t rank) -> Status {
-    auto layer = MoeLayer::create(config(kShape, 8), members.value()[rank]);
+    auto layer = MoeLayer::create(config(kShape, 8), group[rank]);
     if (!layer.ok()) return layer.status();
-    if (rank == 0) MEGAMOE_RETURN_IF_ERROR(layer->load_weights(rank_weights(weights, rank, 2)));
+    if (rank == 0) MEGAMOE_RETURN_IF_ERROR(calls.load_weights(layer.value(), rank_weights(weights, rank, 2)));
     const auto forward = [&] {
-      const int64_t t = 3, h = kShape.hidden, k = kShape.top_k;
-      outputs[rank].rows.assign(3 * kShape.hidden, kPoison);
-      ForwardArgs args;
-      args.hidden_states = TensorView::dense(tokens[rank].hidden.data(), DType::kBFloat16, {t, h});
-      args.topk_ids = TensorView::dense(tokens[rank].topk_ids.data(), DType::kInt64, {t, k});
-      args.topk_weights = TensorView::dense(tokens[rank].topk_weights.data(), DType::kFloat32, {t, k});
-      args.output = TensorView::dense(outputs[rank].rows.data(), DType::kBFloat16, {t, h});
-      return layer->forward(args);
+      return calls.forward_and_fetch(layer.value(), forward_args(kShape, tokens[rank], outputs[rank].rows));
     };
     const Status without = forward();
     EXPECT_EQ(name(without.code()), name(rank == 1 ? Code::kInvalidArgument : Code::kPeerFailed));
     EXPECT_NE(without.message().find("load_weights must have succeeded"), std::string::npos) << without.message();
-    if (rank == 1) MEGAMOE_RETURN_IF_ERROR(layer->load_weights(rank_weights(weights, rank, 2)));
+    if (rank == 1) MEGAMOE_RETURN_IF_ERROR(calls.load_weights(layer.value(), rank_weights(weights, rank, 2)));
     outputs[rank].status = forward();
     return outputs[rank].status;
   }));
@@ -126,13 +120,12 @@ TEST_P(Refusal, BeforeWeightsAreLoadedSaysSo) {
 }
 
 TEST_P(Refusal, OfAConfigurationThatDiffersBetweenRanksNamesBoth) {
-  auto members = make_thread_group(2);
-  ASSERT_TRUE(members.ok());
+  const auto group = members(2);
   const auto create_with = [&](const std::function<void(LayerConfig&)>& change) {
     return on_each_rank(2, [&](uint32_t rank) {
       LayerConfig mine = config(kShape, 8);
       if (rank == 1) change(mine);
-      return MoeLayer::create(mine, members.value()[rank]).status();
+      return MoeLayer::create(mine, group[rank]).status();
     });
   };
   const std::vector<Status> differing = create_with([](LayerConfig& c) { c.max_tokens_per_rank = 9; });

@@ -15,9 +15,11 @@ void expect_sample_matches(const TestWeights& weights, const std::vector<TestTok
   for (size_t rank = 0; rank < tokens.size(); ++rank) {
     const std::vector<TestTokens> single =
         split_tokens(weights.shape, tokens[rank], static_cast<uint32_t>(tokens[rank].num_tokens));
-    for (uint64_t token = rank; token < single.size(); token += step)
-      expect_matches_oracle(weights, std::nullopt, {single[token]},
-                            {{outputs[rank].status, row_of(weights.shape, outputs[rank], token)}});
+    for (uint64_t token = rank; token < single.size(); token += step) {
+      RankOutput row = outputs[rank];
+      row.rows = row_of(weights.shape, outputs[rank], token);
+      expect_matches_oracle(weights, std::nullopt, {single[token]}, {row});
+    }
   }
 }
 

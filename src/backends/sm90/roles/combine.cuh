@@ -98,8 +98,10 @@ __device__ __forceinline__ void combine(Context<Spec>& c) {
     if (!wait_experts<kSleepNs>(c, token, group_tokens, live)) return;
     c.trace(protocol::Event::kWaitExperts, true, token);
     const uint32_t end = core::min(first + slice_columns, hidden);
-    for (uint32_t i = 0; i < group_tokens && token + i < num_tokens; ++i) {
-      const uint32_t slots = group_tokens > 1 ? live >> i * 8 & 0xff : live;
+    // A mask instead of a choice: nvcc 13.0 lets `group_tokens > 1 ? live >> i * 8 & 0xff : live` overwrite `live`.
+    const uint32_t token_slots = group_tokens > 1 ? 0xff : 0xffffffffu;
+    for (uint32_t i = 0; i < group_tokens && token + i < num_tokens; ++i, live >>= 8) {
+      const uint32_t slots = live & token_slots;
       for (uint32_t column = first + c.lane() * 8; column < end; column += kSliceColumns)
         sum_slots<kInFlight>(c, token + i, slots, column);
     }

@@ -111,6 +111,7 @@ class PiecePipe {
     ptx::bulk_wait_read<1>();
     const uint32_t buffer = started_ % kBuffers, barrier = ptx::shared_address(&c_.shared.pulled[pull_warp_][buffer]);
     c_.shared.pieces[pull_warp_][buffer] = {dst, bytes};
+    c_.chaos();
     ptx::mbarrier_arrive_expect(barrier, bytes);
     ptx::bulk_load(ptx::shared_address(c_.shared.pull[pull_warp_][buffer]), src, bytes, barrier);
     ++started_;
@@ -268,6 +269,7 @@ __device__ __forceinline__ bool pull_run(Context<Spec>& c, PiecePipe<Spec>& pipe
   ptx::proxy_fence();  // scales are read by bulk copies
   __syncwarp();
   ok = __all_sync(kFullWarp, ok);
+  c.chaos();
   // The first row of each block counts for all of them.
   const uint32_t same = __match_any_sync(kFullWarp, lane < run.count ? run.block : UINT32_MAX);
   if (ok && lane < run.count && static_cast<uint32_t>(__ffs(same)) - 1 == lane)

@@ -81,10 +81,12 @@ __device__ __forceinline__ void fill_input(Context<Spec>& c) {
       }
     }
     ptx::proxy_fence();  // pulled by bulk copies
+    c.chaos();
     __syncwarp();
     if (c.lane() == 0 && ptx::count_acq_rel_cta(ptx::shared_address(&c.shared.warps_filled), kWarps - 1) == kWarps - 1)
       ptx::store_release_sys(c.own(c.layout().input_full) + block, c.epoch());
-    __syncwarp();
+    // Or a warp could be counted for its next block before others are for this one.
+    if (block + gridDim.x < num_blocks) __syncthreads();
   }
 }
 

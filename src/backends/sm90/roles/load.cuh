@@ -78,6 +78,7 @@ __device__ __forceinline__ bool announce(Context<Spec>& c, RingState& slot, cons
   const bool ok = wait_barrier(c, ptx::shared_address(&c.shared.note_empty[slot.index]), slot.phase, Role::kLoad);
   if (ok && c.lane() == 0) {
     c.shared.notes[slot.index] = tile;
+    c.chaos();
     ptx::mbarrier_arrive(ptx::shared_address(&c.shared.note_full[slot.index]));
   }
   __syncwarp();
@@ -127,6 +128,7 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
       const float second = __shfl_sync(kFullWarp, scales.second, k % 32);
       if (c.lane() == 0) {
         c.shared.weight_scales[stage.index] = {first, second};
+        c.chaos();
         ptx::mbarrier_arrive_expect(full, kTileBytes);
         const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].weights);
         const uint64_t policy = sharers == 1 ? ptx::evict_first() : ptx::evict_normal();  // read once, or again soon
@@ -240,6 +242,7 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
   TileNote tile;
   while (read_note(c, slot, Role::kLoad, tile) && tile.kind != kNoteEnd) {
     __syncwarp();
+    c.chaos();
     if (c.lane() == 0) ptx::mbarrier_arrive(ptx::shared_address(&c.shared.note_empty[slot.index]));
     slot.advance(Spec::kSpec.num_tile_slots);
     const protocol::Event wait_event = tile.kind == kNoteL1 ? protocol::Event::kWaitTokens : protocol::Event::kWaitActs;
@@ -266,6 +269,7 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
       const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
       if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
       if (c.lane() == 0) {
+        c.chaos();
         if (ok) {
           ptx::mbarrier_arrive_expect(full, rows * 128 + rows * 4);
           ptx::tma_load_2d(map, ptx::shared_address(c.shared.stages[stage.index].tokens), full, k * 128,

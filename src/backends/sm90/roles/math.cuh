@@ -37,6 +37,7 @@ class MathWarp {
         state_ = (state_ & kDryL1) != 0 ? state_ ^ (kDryL1 | kDryL2) : state_ ^ kDryL2;
         continue;
       }
+      c_.chaos();
       if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, note_empty) + slot_.index * 8);
       slot_.advance(Spec::kSpec.num_tile_slots);
     }
@@ -83,9 +84,10 @@ class MathWarp {
     } else {
       stage_as<Tiling::kWaves, (Tiling::kWarpgroupsN > 1)>(sums, tile, place(false));
     }
-    if (is_dry) return true;
     ptx::proxy_fence_shared();  // read by bulk copies
     __syncwarp();
+    if (is_dry) return true;
+    c_.chaos();
     if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, staged));
     state_ ^= kStagingPhase;
     return true;
@@ -98,6 +100,7 @@ class MathWarp {
     if (tile.kind == kNoteL1) {
       if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase());
       if (kSharesRows) state_ ^= kAmaxPhase;
+      if (!has_rows && !kSharesRows) RowNote::await();  // or the prefetch could land on the next tile's
     } else if (has_rows) {
       stage_rows<kWaves>(c_, at, sums);
     }
@@ -126,6 +129,7 @@ class MathWarp {
     stage_low_ = stage_.index * kStageLow;
   }
   __device__ __forceinline__ void release_stage(uint32_t index) {
+    c_.chaos();
     if (c_.lane() == 0) ptx::mbarrier_arrive(stage_empty(index));
   }
   /// Gives up at the deadline, and then never waits again: the k loop has no way out, so that all warps of the
@@ -198,7 +202,7 @@ class MathWarp {
       if (wave == kWaves - 1) {
         advance_stage();
         ready = !is_last && test_warp(stage_full(stage_.index), stage_.phase);
-        if (ready) coming = read_scales(stage_.index);
+        if (ready && c_.chaos()) coming = read_scales(stage_.index);
       }
       ptx::wgmma_wait();
       if (wave == kWaves - 1) release_stage(stage);

@@ -143,6 +143,7 @@ __device__ __forceinline__ void share_counts(Context<Spec>& c, RouteScratch& scr
     scratch.next[expert] = count != 0 ? atomicAdd(&state.claimed[expert], count) : 0;
   }
   if (threadIdx.x == 0 && scratch.first_bad != 0) atomicMax(&state.first_bad, scratch.first_bad);
+  c.chaos();
   meet(&state.ctas_counted);
   await_sorters(c, &state.ctas_counted, num_ctas);
   for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x)
@@ -186,6 +187,7 @@ __device__ __forceinline__ bool sort_slots(Context<Spec>& c, RouteScratch& scrat
   place_slots<kPlain>(c, scratch, part);
   if (num_ctas > 1) {
     SortState& state = c.args.grid_state->sort[c.bank()];
+    c.chaos();
     meet(&state.ctas_placed);
     if (blockIdx.x == 0) await_sorters(c, &state.ctas_placed, num_ctas);
   }
@@ -236,6 +238,7 @@ __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScr
   __syncthreads();
   const uint64_t flags = (refused ? protocol::kHeaderRefused : 0) |
                          (c.args.tensors.source == TokenSource::kReadInPlace ? protocol::kHeaderInputReady : 0);
+  c.chaos();
   if (tells_rank)
     ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank,
                            protocol::header_value(c.epoch(), flags));
@@ -332,6 +335,7 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
     }
   }
   __syncthreads();
+  c.chaos();
   if (threadIdx.x == 0) ptx::store_release_gpu(c.own(c.layout().plan_ready), c.epoch());
 }
 

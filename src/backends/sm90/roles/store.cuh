@@ -13,12 +13,14 @@ namespace megamoe::sm90 {
 template <class Spec>
 __device__ __forceinline__ void finish_tile(Context<Spec>& c, const TileNote& tile) {
   const protocol::RankView& view = c.view();
+  c.chaos();
   if (tile.kind == kNoteL1) {
     ptx::add_release_gpu(c.own_bank(c.layout().acts_full) + tile.block, 1);
     return;
   }
   if (ptx::add_acq_rel_gpu(c.own_bank(c.layout().acts_empty) + tile.block, 1) + 1 != view.schedule.num_l2_tiles) return;
   const protocol::PoolPlan plan = c.pool_plan();
+  c.chaos();
   if (ptx::add_acq_rel_gpu(c.own_bank(c.layout().expert_blocks_done) + tile.local_expert, 1) + 1 !=
       plan.blocks_of(tile.local_expert))
     return;
@@ -26,6 +28,7 @@ __device__ __forceinline__ void finish_tile(Context<Spec>& c, const TileNote& ti
   for (uint32_t n = 0; n < view.spec.num_ranks; ++n) {
     const uint32_t source = protocol::nth_source(view.rank, n, view.spec.num_ranks);
     if (c.own_bank(c.layout().slot_ranges)[uint64_t{source} * local + tile.local_expert].num_rows == 0) continue;
+    c.chaos();
     ptx::store_release_sys(c.peer(c.layout().expert_done, source) + expert, c.epoch());
   }
 }
@@ -94,11 +97,13 @@ __device__ __forceinline__ void store_tiles(Context<Spec>& c) {
     }
     ptx::bulk_wait_read<0>();
     __syncwarp();
+    c.chaos();
     if (c.lane() == 0) ptx::mbarrier_arrive(ptx::shared_address(&c.shared.staging_empty));
     ptx::bulk_wait_written();
     __syncwarp();
     if (c.lane() == 0) {
       if (!failed) finish_tile(c, tile);
+      c.chaos();
       ptx::mbarrier_arrive(ptx::shared_address(&c.shared.note_empty[slot.index]));
     }
     __syncwarp();

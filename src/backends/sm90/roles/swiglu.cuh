@@ -41,8 +41,8 @@ __device__ __forceinline__ float swiglu_approx(float gate, float up, float clamp
   return __fmul_rn(__fmul_rn(silu, u), weight);
 }
 
-/// The largest magnitude of a row over all warpgroups that share it. Two buffers: a warp may already be at the next tile
-/// while another still reads this one's.
+/// The largest magnitude of a row over all warpgroups that share it. Two buffers: a warp may already be at the next
+/// tile while another still reads this one's.
 template <class Spec>
 __device__ __forceinline__ void exchange_amax(Context<Spec>& c, const MathPlace<Spec>& place, float (&amax)[2],
                                               uint32_t phase) {
@@ -54,6 +54,7 @@ __device__ __forceinline__ void exchange_amax(Context<Spec>& c, const MathPlace<
     all[place.warpgroup_n][row + 8] = amax[1];
   }
   __syncwarp();
+  c.chaos();
   if (lane == 0) ptx::mbarrier_arrive(barrier);
   wait_barrier(c, barrier, phase, Role::kMath);
 #pragma unroll
