@@ -68,8 +68,8 @@ contract_suite() {
 #   bulk copy without a tensor map brought a race. The reads follow a wait for that phase (stage_full).
 # - lanes write, then __syncwarp, then lane 0 arrives on an mbarrier for the warp: it counts the arrival for lane 0 only.
 #   So row maxima are exchanged between warpgroups (swiglu.cuh, amax_full, in two buffers used in turn); and that same
-#   barrier is what puts one warp's dry-pass codes in staging (store_shared_u16) before those of the first split tile,
-#   which two warps share.
+#   barrier, after the dry passes, puts what one warp wrote in them into staging before the codes of the first split
+#   tile (store_shared_u16), which two warps share.
 racecheck() {
   local name=$1 output judged=0 copies=0 told=0 text="" hazard
   output=$(MEGAMOE_DEVICE_CHECK_DEADLINE_S=100 timeout -s KILL 150 compute-sanitizer --tool racecheck --print-limit 1000 \

@@ -35,6 +35,7 @@ class MathWarp {
       c_.trace(protocol::Event::kStageTile, true, tile().block);
       if (is_dry) {
         state_ = (state_ & kDryL1) != 0 ? state_ ^ (kDryL1 | kDryL2) : state_ ^ kDryL2;
+        if (!this->is_dry() && !meet_after_dry_passes()) return false;
         continue;
       }
       c_.chaos();
@@ -71,6 +72,18 @@ class MathWarp {
     note.kind = static_cast<uint16_t>(uniform(note.kind));
     note.num_rows = uniform(note.num_rows);
     return note;
+  }
+
+  /// In a split tile two warps write one part of staging: what one of them left there for nothing comes before.
+  __device__ __forceinline__ bool meet_after_dry_passes() {
+    if constexpr (Tiling::kSplitsHalfTiles) {
+      const uint32_t barrier = shared_ + offsetof(Shared, amax_full);
+      __syncwarp();
+      if (c_.lane() == 0) ptx::mbarrier_arrive(barrier);
+      if (!wait_barrier(c_, barrier, amax_phase(), Role::kMath)) return false;
+      state_ ^= kAmaxPhase;
+    }
+    return true;
   }
 
   /// Turns the sums into what is stored and leaves it in this warp's part of staging. Pairs with store_tiles.
