@@ -25,6 +25,8 @@ std::vector<Check> layer_checks();
 std::vector<Check> slice_checks();
 /// Late and absent ranks, chaos, other kernels, streams, graphs.
 std::vector<Check> stress_checks();
+/// Those with calls on streams.
+std::vector<Check> stream_checks();
 
 /// Times of the slices on one GPU; prints a table.
 void bench(const std::string& which, const std::vector<uint32_t>& tokens, uint32_t observations);
