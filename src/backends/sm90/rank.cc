@@ -207,10 +207,20 @@ Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStr
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(stream, &capture), kWhere);
   const bool is_captured = capture != cudaStreamCaptureStatusNone;
-  if (!is_captured) MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(stream, last_call_, 0), kWhere);
+  if (!is_captured) MEGAMOE_RETURN_IF_ERROR(follow_last_call(stream));
   MEGAMOE_RETURN_IF_ERROR(
       cuda_status(cudaLaunchKernelExC(&config, instance_.function, parameters), kWhere, "launching the kernel"));
   if (!is_captured) MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventRecord(last_call_, stream), kWhere);
+  return {};
+}
+
+Status Sm90Rank::follow_last_call(cudaStream_t stream) {
+  constexpr std::string_view kWhere = "moe_layer.forward";
+  unsigned long long id = 0;  // unlike the handle, never used again for another stream
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamGetId(stream, &id), kWhere);
+  if (id == last_stream_id_) return {};
+  last_stream_id_ = id;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(stream, last_call_, 0), kWhere);
   return {};
 }
 

@@ -51,6 +51,8 @@ class Sm90Rank final : public backends::BackendRank {
   Result<const float*> float_scales(const TensorView& scales, uint32_t which);
   /// Leaves `record` in this rank's workspace and raises the abort word of `ranks`, beside a running kernel.
   void raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks);
+  /// Makes a stream other than the last call's wait for it.
+  Status follow_last_call(CUstream_st* stream);
   Status forward_on(const ForwardArgs& args, const Status& own, CUstream_st* stream);
   /// Not ok once a call was cut short.
   Status check_cut_short();
@@ -68,6 +70,7 @@ class Sm90Rank final : public backends::BackendRank {
   CUstream_st* stream_ = nullptr;       // forward() and reset()
   CUstream_st* side_stream_ = nullptr;  // peer_died(), beside a running kernel
   CUevent_st* last_call_ = nullptr;     // the end of the last call that was not captured
+  unsigned long long last_stream_id_ = 0;
   std::array<float*, 4> converted_scales_{};
   KernelArgs args_;
   bool cut_short_ = false;
