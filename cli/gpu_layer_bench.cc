@@ -30,6 +30,7 @@ struct GpuRow {
   std::string hardware;
   uint32_t num_ranks = 1;
   uint32_t num_gpus = 1;
+  uint32_t forced_block_rows = 0;
   bench::Measurement measurement;
   bench::Timing timing;
 
@@ -39,7 +40,7 @@ struct GpuRow {
   std::string_view floor_kind() const { return reads_longest() ? "weight_read" : "gemm"; }
 };
 
-/// The keys of bench/results, in their order.
+/// The keys of bench/results, in their order; and the rows of a block where they were chosen by the caller.
 void write_figure(JsonWriter& json, const GpuRow& row) {
   const MoeShape& shape = row.model->shape;
   json.key("date").text(date_text());
@@ -60,6 +61,7 @@ void write_figure(JsonWriter& json, const GpuRow& row) {
   json.key("floor_us").real(row.floor_us());
   json.key("floor_kind").text(row.floor_kind());
   json.key("rows_max_over_mean").real(row.timing.load.rows_max_over_mean);
+  if (row.forced_block_rows != 0) json.key("block_rows").whole(row.forced_block_rows);
 }
 
 Status append(std::FILE* file, const std::string& path, const GpuRow& row) {
@@ -84,10 +86,12 @@ void print_row(const GpuRow& row, bool as_json) {
   const MoeShape& shape = row.model->shape;
   const double rows = static_cast<double>(row.measurement.tokens_per_rank) * row.num_ranks * shape.top_k;
   const double tflops = 6.0 * rows * shape.hidden * shape.intermediate / row.median_us() * 1e-6;
-  fmt::print(stderr, "{:<16}{:>8} {:<5}{:<8}{:<10}{:>10.1f}{:>10.1f}{:>10.1f}{:>9.0f}{:>10.1f} {:<12}{:>7.2f}\n",
+  fmt::print(stderr,
+             "{:<16}{:>8} {:<5}{:<8}{:<10}{:>10.1f}{:>10.1f}{:>10.1f}{:>9.0f}{:>10.1f} {:<12}{:>7.2f}{:>10.0f}\n",
              row.model->name, row.measurement.tokens_per_rank, bench::name(row.measurement.input),
              bench::name(row.measurement.protocol), row.routing->text, row.median_us(), row.timing.sorted_us.front(),
-             row.timing.sorted_us.back(), tflops, row.floor_us(), row.floor_kind(), row.median_us() / row.floor_us());
+             row.timing.sorted_us.back(), tflops, row.floor_us(), row.floor_kind(), row.median_us() / row.floor_us(),
+             row.timing.plan.predicted_us);
 }
 
 /// Fresh routing for every call: the tokens of call n follow those of call n - 1.
@@ -113,13 +117,15 @@ Status bench_model(const BenchOptions& options, const api::ModelPreset& model, s
   row.model = &model;
   row.hardware = bench.value()->hardware();
   row.num_ranks = options.execution.num_ranks;
+  row.forced_block_rows = options.execution.block_rows;
   row.num_gpus = static_cast<uint32_t>(std::set<int32_t>(subject.gpus.begin(), subject.gpus.end()).size());
   if (!as_json) {
     fmt::print(stderr, "{}: hidden {}, intermediate {}, {} experts, top-{}, {} ranks on {} GPU(s), {}\n", model.name,
                model.shape.hidden, model.shape.intermediate, model.shape.num_experts, model.shape.top_k, row.num_ranks,
                row.num_gpus, row.hardware);
-    fmt::print(stderr, "{:<16}{:>8} {:<5}{:<8}{:<10}{:>10}{:>10}{:>10}{:>9}{:>10} {:<12}{:>7}\n", "model", "tokens",
-               "in", "how", "routing", "median us", "min us", "max us", "TFLOPS", "floor us", "floor", "x floor");
+    fmt::print(stderr, "{:<16}{:>8} {:<5}{:<8}{:<10}{:>10}{:>10}{:>10}{:>9}{:>10} {:<12}{:>7}{:>10}\n", "model",
+               "tokens", "in", "how", "routing", "median us", "min us", "max us", "TFLOPS", "floor us", "floor",
+               "x floor", "predicted");
   }
   for (const uint32_t tokens : options.random.tokens) {
     for (const Routing& routing : options.gpu.routings) {

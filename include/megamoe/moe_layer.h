@@ -140,10 +140,16 @@ struct LayerPlan {
   uint64_t workspace_bytes = 0;  ///< Per rank, exactly what is allocated.
   std::vector<RoleInfo> roles;
   std::string schedule;  ///< The order of the tiles, in words.
+  std::string choice;    ///< Why this kernel, and where the time of a full call should go; empty on a CPU.
+  /// Of a call with max_tokens_per_rank tokens on every rank, each rank on a GPU of its own, uniform routing; 0:
+  /// unknown.
+  double predicted_us = 0;
   uint32_t block_rows = 0, token_ring_blocks = 0, act_ring_blocks = 0, unit_blocks = 0, lag_units = 0;
 };
 
-/// What the last forward call of this rank did; of calls on a stream, the last one before finish(). 0: not measured.
+/// What the last forward call of this rank did; of calls on a stream, the last one before finish(). 0: not
+/// measured; backend cuda measures the total of calls without a stream alone, since its roles overlap in one kernel
+/// whose trace variant shows them.
 struct ForwardReport {
   uint64_t total_ns = 0;
   uint64_t route_ns = 0;     ///< Sorting slots, exchanging headers.
