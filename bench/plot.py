@@ -118,8 +118,9 @@ def readme_part(figures: dict, peer: dict) -> str:
             f"Microseconds a call, medians ({where}; `bench/measure.sh`, `bench/results/h200.jsonl`). Cold: L2 flushed,"
             " 100 ms idle, one call, FP8 tokens in place, uniform routing, unless the column says otherwise; steady: a"
             " graph of 20 calls over 3 sets of weights, replayed without a pause."
-            f" Peer: {peer['name']}, {peer['source']}; {peer['protocol']}. Floor: the weights of the experts that are hit"
-            " at 4.46 TB/s, or both GEMMs alone at the rate of a bare grouped GEMM, whichever is longer."
+            f" Peer: {peer['name']}, {peer['source']}; {peer['protocol']}."
+            " Floor: the weights of the experts that are hit at 4.46 TB/s, or both GEMMs alone at the rate of a bare"
+            " grouped GEMM, whichever is longer."
         ),
         "",
         "![Time over tokens, with floors and the peer](docs/images/h200.svg)",

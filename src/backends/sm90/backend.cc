@@ -167,7 +167,9 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
   w.block_m = chosen.spec.block_m;
   protocol::ScheduleSpec& s = plan.schedule;
   s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;
-  s.lag_units = config.lag_units != 0 ? config.lag_units : chosen.spec.block_m == 64 ? kSmallBatchLagUnits : kDefaultLagUnits;
+  s.lag_units = config.lag_units != 0       ? config.lag_units
+                : chosen.spec.block_m == 64 ? kSmallBatchLagUnits
+                                            : kDefaultLagUnits;
   const auto ring_blocks = [&](uint32_t asked) {
     const uint64_t most = std::min<uint64_t>(w.max_blocks(), kDefaultRingRows / w.block_m);
     return asked != 0 ? asked : std::max(s.unit_blocks, static_cast<uint32_t>(most));
