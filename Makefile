@@ -1,5 +1,5 @@
 # Entry points; the work is done by the files in scripts/.
-.PHONY: help run test check prove format clean
+.PHONY: help run test check prove figures format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -8,6 +8,7 @@ help:
 	@echo "make test    every check, stage by stage, with seconds; under 25 minutes on 2 cores (some: STAGES=\"tidy cuda\")"
 	@echo "make check   format, includes, unit and contract tests; under 5 minutes"
 	@echo "make prove   the promises of the foundation, one line each with its figure; under 15 minutes"
+	@echo "make figures the README's table and plot of H200 figures, from bench/results/h200.jsonl"
 	@echo "make format  rewrite C++, CUDA and Python sources in the project's style"
 	@echo "make clean   remove build/"
 
@@ -22,6 +23,9 @@ check:
 
 prove:
 	@scripts/prove.sh
+
+figures:
+	@bench/plot.py
 
 format:
 	@scripts/format.sh --write

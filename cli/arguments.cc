@@ -76,7 +76,7 @@ void add_execution_options(Grammar& grammar) {
 
 void add_random_options(Grammar& grammar, const char* tokens_help) {
   grammar.option("Random layer", "tokens", "T|T0,T1,...", tokens_help);
-  grammar.option("Random layer", "routing", "HOW", "uniform, zipf:S, one-expert or one-rank (default uniform)");
+  grammar.option("Random layer", "routing", "HOW", "uniform, zipf:S, hot, one-expert or one-rank (default uniform)");
   grammar.option("Random layer", "seed", "S", "Of weights, tokens and routing (default 1)");
 }
 
@@ -111,7 +111,10 @@ struct AllGrammars {
               "  megamoe bench --only gemm --min-ratio 0.5\n"
               "A layer's line carries the floor measured in the same run: the bytes of the weights that are read over\n"
               "the memory's read rate, or the multiply-adds over the cores' rate, whichever is longer. Then the FP8\n"
-              "GEMM alone is timed beside OpenBLAS sgemm, where that is installed."),
+              "GEMM alone is timed beside OpenBLAS sgemm, where that is installed.\n"
+              "With --device cuda the ranks share the first GPU, --model and --routing take several names separated\n"
+              "by commas, and every combination is timed:\n"
+              "  megamoe bench --device cuda --model flash-slice,pro-slice --tokens 1,128,8192 --append h200.jsonl"),
         doctor(app, "doctor", "Describe this machine: CPU, memory, limits, GPUs, environment", "") {
     add_layer_options(run);
     run.option("Checkpoint", "inputs", "FILE", "Safetensors file with tokens");
@@ -134,13 +137,16 @@ struct AllGrammars {
     inspect.positional("checkpoint", "DIR", "A checkpoint folder: config.json and safetensors");
     inspect.option("Layer", "layer", "N", "Only this layer, from 0");
 
-    bench.option("Layer", "model", "NAME", "A published model's shape (default tiny)");
+    bench.option("Layer", "model", "NAME", "A published model's shape (default tiny; on a GPU flash-slice)");
     add_random_options(bench, "Tokens of every rank; several are timed in turn (default 16)");
-    bench.option("Execution", "repeat", "N", "Timed calls for each number of tokens (default 10)");
+    bench.option("Execution", "repeat", "N", "Timed calls for each number of tokens (default 10; on a GPU 20)");
     add_execution_options(bench);
     add_thread_options(bench);
     bench.option("Parts", "only", "layer|gemm", "One part (default both)");
     bench.option("Parts", "min-ratio", "X", "Exit 1 where the GEMM is below X times the rate of OpenBLAS");
+    bench.option("On a GPU", "protocol", "cold|steady|cold,steady", "How calls follow each other (default both)");
+    bench.option("On a GPU", "input", "fp8|bf16|fp8,bf16", "Tokens in place, or quantised in the call (default both)");
+    bench.option("On a GPU", "append", "FILE", "Append a JSON line for each figure");
   }
 
   std::array<const Grammar*, 6> all() const { return {&run, &plan, &inspect, &models, &bench, &doctor}; }

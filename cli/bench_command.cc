@@ -7,6 +7,7 @@
 #include "cli/bench_row.h"
 #include "cli/commands.h"
 #include "cli/gemm_bench.h"
+#include "cli/gpu_layer_bench.h"
 #include "cli/layer_data.h"
 #include "cli/machine.h"
 #include "cli/options.h"
@@ -132,6 +133,7 @@ Status bench_layer(const BenchOptions& options, const Machine& machine, bool as_
 Result<Verdict> bench_command(const Arguments& arguments) {
   auto options = bench_options(arguments);
   if (!options.ok()) return options.status();
+  if (options->execution.backend == "cuda") return bench_gpu_layer(options.value(), arguments.json);
   const Machine machine = describe_machine();
   if (options->times_layer) MEGAMOE_RETURN_IF_ERROR(bench_layer(options.value(), machine, arguments.json));
   if (!options->times_gemm) return Verdict::kOk;

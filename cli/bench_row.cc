@@ -14,21 +14,20 @@
 #endif
 
 namespace megamoe::cli {
-namespace {
 
 std::string date_text() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
                      fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-}  // namespace
+std::string_view commit_text() { return MEGAMOE_COMMIT; }
 
 void begin_bench_row(JsonWriter& json, std::string_view bench, Verdict verdict, const Machine& machine) {
   begin_answer(json, "bench", verdict);
   json.key("bench").text(bench);
   json.key("date").text(date_text());
   json.key("commit");
-  std::string_view(MEGAMOE_COMMIT).empty() ? json.null() : json.text(MEGAMOE_COMMIT);
+  commit_text().empty() ? json.null() : json.text(commit_text());
   json.key("hardware").text(fmt::format("{}, {} cores", machine.cpu_model, machine.num_cores));
   json.key("simd").text(api::simd_level());
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 
 #include "cli/numbers.h"
@@ -106,9 +107,9 @@ void read_execution(Reader& reader, Execution& execution) {
   }
 }
 
-void read_routing(Reader& reader, Routing& routing) {
-  if (!reader.has("routing")) return;
-  routing.text = reader.text("routing");
+Routing parse_routing(Reader& reader, const std::string& text) {
+  Routing routing;
+  routing.text = text;
   constexpr std::string_view kZipfPrefix = "zipf:";
   if (routing.text == "uniform") {
     routing.kind = Routing::Kind::kUniform;
@@ -116,15 +117,71 @@ void read_routing(Reader& reader, Routing& routing) {
     routing.kind = Routing::Kind::kOneExpert;
   } else if (routing.text == "one-rank") {
     routing.kind = Routing::Kind::kOneRank;
+  } else if (routing.text == "hot") {
+    routing.kind = Routing::Kind::kHot;
   } else if (routing.text.starts_with(kZipfPrefix)) {
     routing.kind = Routing::Kind::kZipf;
     auto exponent = parse_real(std::string_view(routing.text).substr(kZipfPrefix.size()), reader.where("routing"),
                                "the exponent of zipf", 0, 10);
     if (reader.keep(exponent.status())) routing.exponent = exponent.value();
   } else {
-    reader.fail("routing", "routing must be uniform, zipf:S, one-expert or one-rank",
+    reader.fail("routing", "routing must be uniform, zipf:S, hot, one-expert or one-rank",
                 fmt::format("'{}'", io::printable(routing.text, 40)), "choose one of them, for example zipf:1.1");
   }
+  return routing;
+}
+
+void read_routing(Reader& reader, Routing& routing) {
+  if (reader.has("routing")) routing = parse_routing(reader, reader.text("routing"));
+}
+
+/// The words of an option between commas; those of `fallback` where it was not given.
+std::vector<std::string> words_of(const Reader& reader, const char* name, std::string_view fallback) {
+  std::vector<std::string> words;
+  const std::string text = reader.has(name) ? reader.text(name) : std::string(fallback);
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+/// @param values  all that a word can name, by their name()
+template <class T>
+void read_names(Reader& reader, const char* option, std::initializer_list<T> values, std::vector<T>& chosen) {
+  if (!reader.has(option)) return;
+  chosen.clear();
+  for (const std::string& word : words_of(reader, option, "")) {
+    const auto* const found =
+        std::find_if(values.begin(), values.end(), [&](T value) { return bench::name(value) == word; });
+    if (found != values.end()) {
+      chosen.push_back(*found);
+      continue;
+    }
+    std::string known;
+    for (const T value : values) known += fmt::format("{}{}", known.empty() ? "" : ", ", bench::name(value));
+    reader.fail(option, fmt::format("each word must be one of {}", known), fmt::format("'{}'", io::printable(word, 40)),
+                "separate several by commas");
+  }
+}
+
+void read_gpu_bench(Reader& reader, GpuBenchChoice& gpu) {
+  for (const std::string& name : words_of(reader, "model", "flash-slice")) {
+    auto preset = api::find_model(name);
+    if (reader.keep(preset.status())) gpu.models.push_back(preset.value());
+  }
+  gpu.routings.clear();
+  for (const std::string& text : words_of(reader, "routing", "uniform"))
+    gpu.routings.push_back(parse_routing(reader, text));
+  read_names(reader, "input", {bench::TokenInput::kFp8, bench::TokenInput::kBf16}, gpu.inputs);
+  read_names(reader, "protocol", {bench::Protocol::kCold, bench::Protocol::kSteady}, gpu.protocols);
+  reader.path("append", gpu.append);
+}
+
+/// The experts of a model whose number is that of each rank.
+void spread_experts(api::ModelPreset& model, uint32_t num_ranks) {
+  if (model.per_rank) model.shape.num_experts *= num_ranks;
 }
 
 void read_random(Reader& reader, RandomChoice& random, size_t max_counts) {
@@ -249,6 +306,7 @@ Result<RunOptions> run_options(const Arguments& arguments, std::optional<uint32_
                 fmt::format("there must be one number, or one for each of the {} ranks", options.execution.num_ranks),
                 fmt::format("{} numbers", options.random.tokens.size()), "give one of the two");
   }
+  if (options.layer.model) spread_experts(*options.layer.model, options.execution.num_ranks);
   if (reader.status().ok() && options.layer.model) {
     reader.keep(check_ranks("megamoe run", options.layer.model->shape.num_experts, options.execution.num_ranks));
   }
@@ -271,6 +329,7 @@ Result<PlanOptions> plan_options(const Arguments& arguments) {
   PlanOptions options;
   read_layer(reader, options.layer);
   read_execution(reader, options.execution);
+  if (options.layer.model) spread_experts(*options.layer.model, options.execution.num_ranks);
   reader.whole("tokens", "tokens", 1, kMaxTokens, options.max_tokens_per_rank);
   if (!reader.status().ok()) return reader.status();
   return options;
@@ -279,19 +338,31 @@ Result<PlanOptions> plan_options(const Arguments& arguments) {
 Result<BenchOptions> bench_options(const Arguments& arguments) {
   Reader reader(arguments);
   BenchOptions options;
-  auto preset = api::find_model(reader.has("model") ? reader.text("model") : "tiny");
-  if (reader.keep(preset.status())) options.model = preset.value();
   read_execution(reader, options.execution);
-  if (options.execution.backend == "cuda") {
-    reader.fail("device", "the floors of bench are the CPU's, so the device must be cpu", "cuda",
-                "megamoe run --device cuda shows the time of one call");
-  }
-  read_random(reader, options.random, 64);
-  reader.whole("repeat", "repeats", 1, 100'000, options.num_repeats);
+  reader.wholes("tokens", "tokens", kMaxTokens, 64, options.random.tokens);
+  reader.whole("seed", "the seed", 0, std::numeric_limits<uint64_t>::max(), options.random.seed);
   read_parts(reader, options);
-  if (reader.status().ok()) {
-    reader.keep(check_ranks("megamoe bench", options.model.shape.num_experts, options.execution.num_ranks));
+  if (options.execution.backend == "cuda") {
+    read_gpu_bench(reader, options.gpu);
+    options.num_repeats = 20;
+    for (const char* name : {"only", "min-ratio", "threads"})
+      reader.refuse(name, "it belongs to --device cpu", "leave it out");
+    if (std::count(options.random.tokens.begin(), options.random.tokens.end(), 0U) != 0)
+      reader.fail("tokens", "there must be at least one token", "0", "leave it out");
+  } else {
+    auto preset = api::find_model(reader.has("model") ? reader.text("model") : "tiny");
+    if (reader.keep(preset.status())) options.gpu.models = {preset.value()};
+    read_routing(reader, options.random.routing);
+    for (const char* name : {"input", "protocol", "append"})
+      reader.refuse(name, "it belongs to --device cuda", "leave it out");
   }
+  reader.whole("repeat", "repeats", 1, 100'000, options.num_repeats);
+  for (api::ModelPreset& model : options.gpu.models) {
+    spread_experts(model, options.execution.num_ranks);
+    if (reader.status().ok())
+      reader.keep(check_ranks("megamoe bench", model.shape.num_experts, options.execution.num_ranks));
+  }
+  if (!options.gpu.models.empty()) options.model = options.gpu.models.front();
   if (!reader.status().ok()) return reader.status();
   return options;
 }

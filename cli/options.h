@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api/models.h"
+#include "bench/gpu_bench.h"
 #include "cli/arguments.h"
 #include "megamoe/moe_layer.h"
 #include "megamoe/status.h"
@@ -21,6 +22,7 @@ struct Routing {
     kZipf,       ///< top_k distinct experts; the n-th most popular has probability proportional to n^-exponent.
     kOneExpert,  ///< Every slot of every token names the same expert.
     kOneRank,    ///< Only experts of one rank.
+    kHot,        ///< One expert for every token; the other slots as in kUniform.
   };
   Kind kind = Kind::kUniform;
   double exponent = 0;
@@ -83,11 +85,21 @@ struct PlanOptions {
   uint32_t max_tokens_per_rank = 16;
 };
 
+/// What is timed on a GPU: every combination.
+struct GpuBenchChoice {
+  std::vector<api::ModelPreset> models;
+  std::vector<Routing> routings = {Routing{}};
+  std::vector<bench::TokenInput> inputs = {bench::TokenInput::kFp8, bench::TokenInput::kBf16};
+  std::vector<bench::Protocol> protocols = {bench::Protocol::kCold, bench::Protocol::kSteady};
+  std::string append;  ///< File that gets a line for each figure; empty: none.
+};
+
 struct BenchOptions {
-  api::ModelPreset model;
+  api::ModelPreset model;  ///< Of the CPU's part.
+  GpuBenchChoice gpu;
   Execution execution;
   RandomChoice random;
-  uint32_t num_repeats = 10;
+  uint32_t num_repeats = 10;  ///< On a GPU observations, 20 where not given.
   bool times_layer = true;
   bool times_gemm = true;
   std::optional<double> min_ratio;  ///< Of the GEMM to OpenBLAS; nothing: any will do.

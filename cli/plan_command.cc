@@ -58,6 +58,7 @@ void print_plan(const PlannedLayer& layer, const PlanOptions& options, const Lay
   fmt::print("ranks      {} on {}, {} experts on each, up to {} tokens on each\n", options.execution.num_ranks,
              plan.backend, shape.num_experts / options.execution.num_ranks, options.max_tokens_per_rank);
   fmt::print("kernel     {}\n", plan.kernel);
+  if (!plan.choice.empty()) fmt::print("choice     {}\n", plan.choice);
   fmt::print(
       "blocks     {} rows; rings of {} token blocks and {} activation blocks; {} blocks share a pass; lag {} units\n",
       plan.block_rows, plan.token_ring_blocks, plan.act_ring_blocks, plan.unit_blocks, plan.lag_units);
@@ -93,6 +94,9 @@ void print_plan_json(const PlannedLayer& layer, const PlanOptions& options, cons
   layer.clamp ? json.real(*layer.clamp) : json.null();
   json.key("kernel").text(plan.kernel);
   json.key("schedule").text(plan.schedule);
+  json.key("choice").text(plan.choice);
+  json.key("predicted_us");
+  plan.predicted_us > 0 ? json.real(plan.predicted_us) : json.null();
   json.key("block_rows").whole(plan.block_rows);
   json.key("token_ring_blocks").whole(plan.token_ring_blocks);
   json.key("act_ring_blocks").whole(plan.act_ring_blocks);

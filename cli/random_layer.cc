@@ -11,30 +11,13 @@
 
 #include "cli/layer_data.h"
 #include "cli/progress.h"
+#include "cli/random_streams.h"
 #include "cli/rank_team.h"
+#include "cli/router.h"
 #include "core/reference/formats.h"
 
 namespace megamoe::cli {
 namespace {
-
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;
-
-/// What a stream of random numbers is for; streams never meet.
-enum class Stream : uint64_t { kW13 = 1, kW13Scale, kW2, kW2Scale, kHidden, kIds, kTopkWeights };
-
-/// The finaliser of SplitMix64: a bijection whose output bits all depend on all input bits.
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-uint64_t stream_key(uint64_t seed, Stream stream, uint64_t item) {
-  return mix(mix(mix(seed + kGolden) + static_cast<uint64_t>(stream) * kGolden) + item * kGolden);
-}
-
-/// In (0, 1), from the upper bits.
-double unit(uint64_t bits) { return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53; }
 
 double normal_quantile(double probability) {
   double low = -8;
@@ -132,50 +115,6 @@ float bell(uint64_t bits) {
   const double spread = 65536.0 / std::sqrt(3.0);
   return static_cast<float>((static_cast<double>(sum) - kMean) / spread);
 }
-
-/// Draws the experts of one token at a time.
-class Router {
- public:
-  Router(const MoeShape& shape, uint32_t num_ranks, const Routing& routing, uint64_t seed)
-      : shape_(shape), routing_(routing), seed_(seed), order_(shape.num_experts), log_weight_(shape.num_experts) {
-    std::iota(order_.begin(), order_.end(), 0U);
-    if (routing.kind == Routing::Kind::kOneRank) order_.resize(shape.num_experts / num_ranks);
-    // Popularity in a random order of the experts, the same for every token.
-    std::vector<uint64_t> place(order_.size());
-    for (size_t i = 0; i < place.size(); ++i)
-      place[i] = mix(stream_key(seed, Stream::kIds, ~uint64_t{0}) + i * kGolden);
-    std::vector<uint32_t> ranking = order_;
-    std::sort(ranking.begin(), ranking.end(), [&](uint32_t a, uint32_t b) { return place[a] < place[b]; });
-    for (size_t n = 0; n < ranking.size(); ++n) {
-      log_weight_[ranking[n]] = -routing.exponent * std::log(static_cast<double>(n + 1));
-    }
-    key_.resize(order_.size());
-  }
-
-  void draw(uint64_t token, int64_t* ids) {
-    if (routing_.kind == Routing::Kind::kOneExpert) {
-      std::fill_n(ids, shape_.top_k, static_cast<int64_t>(seed_ % shape_.num_experts));
-      return;
-    }
-    // The largest of log weight + Gumbel noise are a weighted draw without replacement.
-    const uint64_t key = stream_key(seed_, Stream::kIds, token);
-    for (size_t i = 0; i < key_.size(); ++i)
-      key_[i] = log_weight_[i] - std::log(-std::log(unit(mix(key + i * kGolden))));
-    const size_t distinct = std::min<size_t>(shape_.top_k, order_.size());
-    std::iota(order_.begin(), order_.end(), 0U);
-    std::partial_sort(order_.begin(), order_.begin() + static_cast<ptrdiff_t>(distinct), order_.end(),
-                      [&](uint32_t a, uint32_t b) { return key_[a] > key_[b]; });
-    for (size_t slot = 0; slot < shape_.top_k; ++slot) ids[slot] = order_[slot % distinct];
-  }
-
- private:
-  MoeShape shape_;
-  Routing routing_;
-  uint64_t seed_;
-  std::vector<uint32_t> order_;
-  std::vector<double> log_weight_;
-  std::vector<double> key_;
-};
 
 }  // namespace
 

@@ -60,7 +60,10 @@ built() {
 # Tests that compare with numpy and ml_dtypes.
 export MEGAMOE_PYTHON=$root/build/venv/bin/python
 
-stage_tree() { one_check scripts/check_tree.py; }
+stage_tree() {
+  one_check scripts/check_tree.py
+  one_check bench/plot.py --check
+}
 stage_format() { one_check scripts/format.sh --check; }
 
 stage_scripts() {

@@ -7,7 +7,7 @@ _megamoe() {
     return
   fi
   case $previous in
-    --checkpoint | --inputs | --output)
+    --checkpoint | --inputs | --output | --append)
       mapfile -t COMPREPLY < <(compgen -f -- "$current")
       return
       ;;
@@ -16,7 +16,15 @@ _megamoe() {
       return
       ;;
     --routing)
-      mapfile -t COMPREPLY < <(compgen -W "uniform zipf:1.0 one-expert one-rank" -- "$current")
+      mapfile -t COMPREPLY < <(compgen -W "uniform zipf:1.0 hot one-expert one-rank" -- "$current")
+      return
+      ;;
+    --protocol)
+      mapfile -t COMPREPLY < <(compgen -W "cold steady cold,steady" -- "$current")
+      return
+      ;;
+    --input)
+      mapfile -t COMPREPLY < <(compgen -W "fp8 bf16 fp8,bf16" -- "$current")
       return
       ;;
     --part)

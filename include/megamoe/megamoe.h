@@ -123,7 +123,8 @@ typedef struct megamoe_forward_args {
   megamoe_tensor cumulative_recv_counts; /* [n] int32 or int64, added to once per call; absent: none */
   uint64_t active_ranks[2];              /* bit r % 64 of word r / 64; all 0: every rank. After absence: reset */
   uint32_t renormalize_weights;          /* 1: weights make up for slots that map or absent ranks mask */
-  uint32_t reserved;                     /* 0 */
+  uint32_t is_asynchronous;              /* 1: only enqueue on `cuda_stream` and return; see megamoe_layer_finish */
+  void* cuda_stream;                     /* a cudaStream_t, null: the default stream; null where is_asynchronous is 0 */
 } megamoe_forward_args;
 
 /* Which process of which group this is. Zero `num_ranks`: read RANK, WORLD_SIZE, ... as a launcher sets them. */
@@ -170,6 +171,12 @@ MEGAMOE_API megamoe_code megamoe_layer_create(const megamoe_layer_config* config
 MEGAMOE_API megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights);
 /* Collective. */
 MEGAMOE_API megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args);
+/* Waits for the last asynchronous call and returns the first failure of such calls that no call has returned yet.
+ * Replays of a captured graph must have been waited for by the caller. */
+MEGAMOE_API megamoe_code megamoe_layer_finish(megamoe_layer* layer);
+/* Where E4M3 tokens may be written so that a call on them copies nothing: codes [max_tokens_per_rank, H] float8_e4m3fn,
+ * scales [max_tokens_per_rank, H/128] float32. Pass dense views of their first T rows to megamoe_layer_forward. */
+MEGAMOE_API megamoe_code megamoe_layer_input_views(megamoe_layer* layer, megamoe_tensor* codes, megamoe_tensor* scales);
 /* Collective. Makes a poisoned layer usable again. */
 MEGAMOE_API megamoe_code megamoe_layer_reset(megamoe_layer* layer);
 /* Why the last failed call on this layer failed; "" before the first failure. Valid until the next failure or

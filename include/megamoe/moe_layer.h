@@ -105,6 +105,16 @@ struct ForwardArgs {
   /// [num_experts / ranks] int32 or int64, dense: the rows that this rank's experts received are added, once per call
   /// that is not refused; absent: none.
   TensorView cumulative_recv_counts{};
+
+  /// Set (a cudaStream_t; null is the default stream): the call is only enqueued there; see MoeLayer::forward. Backend
+  /// cuda only.
+  std::optional<void*> cuda_stream{};
+};
+
+/// Where a caller may write E4M3 tokens itself, so that a call on them copies nothing: row t belongs to token t.
+struct InputViews {
+  TensorView codes{};   ///< [max_tokens_per_rank, H] float8_e4m3fn.
+  TensorView scales{};  ///< [max_tokens_per_rank, H / 128] float32.
 };
 
 /// One region of the symmetric workspace.
@@ -130,10 +140,16 @@ struct LayerPlan {
   uint64_t workspace_bytes = 0;  ///< Per rank, exactly what is allocated.
   std::vector<RoleInfo> roles;
   std::string schedule;  ///< The order of the tiles, in words.
+  std::string choice;    ///< Why this kernel, and where the time of a full call should go; empty on a CPU.
+  /// Of a call with max_tokens_per_rank tokens on every rank, each rank on a GPU of its own, uniform routing; 0:
+  /// unknown.
+  double predicted_us = 0;
   uint32_t block_rows = 0, token_ring_blocks = 0, act_ring_blocks = 0, unit_blocks = 0, lag_units = 0;
 };
 
-/// What the last forward call of this rank did.
+/// What the last forward call of this rank did; of calls on a stream, the last one before finish(). 0: not
+/// measured; backend cuda measures the total of calls without a stream alone, since its roles overlap in one kernel
+/// whose trace variant shows them.
 struct ForwardReport {
   uint64_t total_ns = 0;
   uint64_t route_ns = 0;     ///< Sorting slots, exchanging headers.
@@ -162,16 +178,37 @@ class MoeLayer {
   ~MoeLayer();
 
   /// Not collective. Checks shapes, dtypes, layouts and scales. May be called again between forward calls.
+  /// Waits for calls in flight; a captured graph keeps the weights of its capture.
   Status load_weights(const ExpertWeights& weights);
 
   /// Collective among the active ranks: y[t] = sum over slots of weight * expert(x[t]). Ranks may have different
   /// numbers of tokens, also none. Errors: a rank that is given wrong arguments makes the call fail on every rank with
   /// the same reason, nothing is written, and the next call works. kTimeout and kPeerFailed (a rank did not come, or
   /// died) leave the layer poisoned until reset().
+  ///
+  /// With ForwardArgs::cuda_stream the call is enqueued and forward returns at once: no wait for the GPU, no allocation
+  /// on it, and the stream may be one that is captured into a graph, whose replays then are fresh calls. Tensors must
+  /// stay as they are until the stream has passed the call. Arguments are checked on the host as far as that needs no
+  /// look at GPU memory, and what is wrong with them is returned at once. What the GPU finds (ids out of range, another
+  /// rank's refusal, a deadline) is kept until it has been returned: by the next forward that finds it, which enqueues
+  /// its own call all the same, or by finish(). Later calls do not hide an earlier failure. Once a failure that poisons
+  /// has been seen, nothing more is enqueued until reset().
+  /// Calls of one layer run one after another on whatever streams they are enqueued; where graphs are replayed, that
+  /// order is the caller's to keep.
   Status forward(const ForwardArgs& args);
 
+  /// Not collective. Waits for the last call that was enqueued, and returns the first failure of enqueued calls that no
+  /// call has returned yet. Replays of a graph must have been waited for by the caller: the layer cannot see them.
+  /// Without calls on streams it has nothing to wait for.
+  Status finish();
+
+  /// For calls without copies: fill the first T rows (in the order of the stream), then pass dense views of them as
+  /// hidden_states and hidden_states_scale. They live as long as the layer. A call that is given other tokens
+  /// overwrites them.
+  InputViews input_views() const;
+
   /// Collective, also for ranks that were left out of calls: makes a poisoned layer usable again, and lets every rank
-  /// take part again.
+  /// take part again. Waits for this rank's calls.
   Status reset();
 
   const LayerPlan& plan() const;

@@ -21,11 +21,12 @@ struct ModelPreset {
   std::string_view note;       ///< What a user of its checkpoint should know; may be empty.
   std::string_view refusal;    ///< Why the layer cannot stand for this model; empty where it can.
   std::string_view source;     ///< Where the shape was read.
+  bool per_rank = false;       ///< shape.num_experts is the number on each rank, whatever the number of ranks.
 
   bool refused() const { return !refusal.empty(); }
 };
 
-/// All presets, `tiny` first, then by name.
+/// All presets, those that are no published model first, then by name.
 std::span<const ModelPreset> model_presets();
 
 /// The preset called `name` (letter case ignored). kInvalidArgument listing the nearest names where there is none;

@@ -138,21 +138,39 @@ class MoeLayer::Impl {
     MEGAMOE_RETURN_IF_ERROR(api::validate_active_ranks(args, group_->rank(), group_->num_ranks()));
     MEGAMOE_RETURN_IF_ERROR(leave_out(backends::absent_ranks(args, group_->num_ranks())));
     Status refusal = api::validate_forward(args, config_, group_->num_ranks(), *backend_);
+    if (refusal.ok()) refusal = api::validate_input_views(args, input_views());
     if (refusal.ok() && !has_weights_)
       refusal = {Code::kInvalidArgument, "moe_layer.forward: load_weights must have succeeded before, and it has not"};
     watch_deaths();
     const Status status = rank_->forward(args, refusal);
-    end_watch();
+    if (!args.cuda_stream) end_watch();
     return note(status);
   }
 
+  Status finish() {
+    const Status status = rank_->finish();
+    end_watch();
+    if (!poisoned_) return note(status);
+    return {Code::kPoisoned,
+            fmt::format("moe_layer.finish: an earlier call was cut short ({}); call reset() on every rank first",
+                        poison_reason_)};
+  }
+
+  InputViews input_views() const {
+    const backends::DeviceMemory* memory = backend_->device_memory();
+    return backends::input_views(backends::make_view(plan_, *group_),
+                                 memory == nullptr ? Device::kCpu : memory->device());
+  }
+
   Status reset() {
+    (void)rank_->finish();
+    end_watch();
     MEGAMOE_RETURN_IF_ERROR(agree(*group_, {}, "", "moe_layer.reset", config_.timeout_ns));
     const Status mine = rank_->reset();
     MEGAMOE_RETURN_IF_ERROR(agree(*group_, mine, "", "moe_layer.reset", config_.timeout_ns));
     poisoned_ = false;
     poison_reason_.clear();
-    left_out_ = {};
+    keep_out({});
     return {};
   }
 
@@ -167,11 +185,16 @@ class MoeLayer::Impl {
     for (uint32_t rank = 0; rank < group_->num_ranks(); ++rank)
       if (left_out_.contains(rank) && !absent.contains(rank)) back.insert(rank);
     if (back.empty()) {
-      left_out_ = absent;
+      keep_out(absent);
       return {};
     }
     rank_->turn_away(back);
     return {Code::kInvalidArgument, backends::left_out_text(backends::join_ranks(backends::members(back)))};
+  }
+
+  void keep_out(const protocol::RankSet& ranks) {
+    const std::lock_guard lock(death_mutex_);
+    left_out_ = ranks;
   }
 
   /// On a thread of the transport: a death ends the call that the dead rank takes part in, the current or the next one;
@@ -213,9 +236,9 @@ class MoeLayer::Impl {
   bool poisoned_ = false;
   std::string poison_reason_;
   std::mutex death_mutex_;
-  protocol::RankSet left_out_;  ///< Of a call since the last reset. Changes between calls only.
+  protocol::RankSet left_out_;  ///< Of a call since the last reset. Written by the caller's thread alone.
   protocol::RankSet dead_;
-  bool is_calling_ = false;
+  bool is_calling_ = false;  ///< From a call's start to its end, of a call on a stream to finish().
 };
 
 Result<LayerPlan> MoeLayer::plan(const LayerConfig& config, uint32_t num_ranks) {
@@ -241,6 +264,8 @@ MoeLayer::~MoeLayer() = default;
 
 Status MoeLayer::load_weights(const ExpertWeights& weights) { return impl_->load_weights(weights); }
 Status MoeLayer::forward(const ForwardArgs& args) { return impl_->forward(args); }
+Status MoeLayer::finish() { return impl_->finish(); }
+InputViews MoeLayer::input_views() const { return impl_->input_views(); }
 Status MoeLayer::reset() { return impl_->reset(); }
 const LayerPlan& MoeLayer::plan() const { return impl_->plan(); }
 const ForwardReport& MoeLayer::last_report() const { return impl_->last_report(); }

@@ -364,6 +364,11 @@ Status validate_forward(const ForwardArgs& args, const LayerConfig& config, uint
   const char* where = "moe_layer.forward";
   const Context context{where, backend};
   const int64_t h = config.shape.hidden, k = config.shape.top_k;
+  if (args.cuda_stream && backend.device_memory() == nullptr)
+    return {Code::kNotSupported,
+            fmt::format("{}: cuda_stream needs backend cuda, since backend {} runs a call on the calling thread; leave "
+                        "it unset",
+                        where, backend.name())};
   const TensorView& x = args.hidden_states;
   if (!x.present() || x.num_dims != 2)
     return invalid("{}: hidden_states must have shape [tokens, {}], got {}", where, h, shape_text(x));
@@ -381,7 +386,8 @@ Status validate_forward(const ForwardArgs& args, const LayerConfig& config, uint
     MEGAMOE_RETURN_IF_ERROR(check_tensor(context, "hidden_states_scale", scale, {DType::kFloat32, DType::kFloat8E8M0},
                                          {t, h / kScaleGroup}));
     MEGAMOE_RETURN_IF_ERROR(check_scale_format(where, "hidden_states_scale", scale, args.scale_format));
-    MEGAMOE_RETURN_IF_ERROR(check_scale_values(context, "hidden_states_scale", scale, args.scale_format, false));
+    if (!args.cuda_stream)
+      MEGAMOE_RETURN_IF_ERROR(check_scale_values(context, "hidden_states_scale", scale, args.scale_format, false));
   } else if (scale.present()) {
     return invalid(
         "{}: hidden_states_scale must be absent for bfloat16 tokens, which are quantised here; drop it or pass "
@@ -394,6 +400,25 @@ Status validate_forward(const ForwardArgs& args, const LayerConfig& config, uint
   MEGAMOE_RETURN_IF_ERROR(check_rows(where, "output", args.output));
   MEGAMOE_RETURN_IF_ERROR(check_rows_apart(where, "output", args.output));
   return check_extra_args(context, args, config, num_ranks);
+}
+
+Status validate_input_views(const ForwardArgs& args, const InputViews& views) {
+  const auto overlap = [](const TensorView& view, const TensorView& with) {
+    const core::TensorExtent a = core::extent_of(view), b = core::extent_of(with);
+    const auto* data = static_cast<const std::byte*>(view.data);
+    const auto* other = static_cast<const std::byte*>(with.data);
+    return a.bytes() != 0 && data + a.begin < other + b.end && other + b.begin < data + a.end;
+  };
+  const auto leads = [](const TensorView& view, const TensorView& of) {
+    return view.data == of.data && view.dtype == of.dtype && view.is_dense();
+  };
+  const TensorView &x = args.hidden_states, &scale = args.hidden_states_scale;
+  bool inside = overlap(x, views.codes) || overlap(x, views.scales);
+  if (scale.present()) inside = inside || overlap(scale, views.codes) || overlap(scale, views.scales);
+  if (!inside || (leads(x, views.codes) && leads(scale, views.scales))) return {};
+  return invalid(
+      "moe_layer.forward: hidden_states and hidden_states_scale must both be the layer's input views from their first "
+      "row on (dense), or lie outside them, since a call overwrites these views, got a mixture; copy the tokens");
 }
 
 }  // namespace megamoe::api

@@ -54,6 +54,16 @@ inline protocol::RankView make_view(const BackendPlan& plan, const SymmetricMemo
   return view;
 }
 
+/// This rank's own.
+inline InputViews input_views(const protocol::RankView& view, Device device) {
+  const protocol::Workspace& w = view.layout;
+  const int64_t tokens = view.spec.max_tokens, hidden = view.spec.shape.hidden, groups = view.spec.hidden_groups();
+  InputViews views{TensorView::dense(w.input_codes.in(view.own()), DType::kFloat8E4M3, {tokens, hidden}),
+                   TensorView::dense(w.input_scales.in(view.own()), DType::kFloat32, {tokens, groups})};
+  views.codes.device = views.scales.device = device;
+  return views;
+}
+
 /// One rank's side of the layer, bound to an allocated and zeroed workspace. Not thread-safe.
 class BackendRank {
  public:
@@ -62,11 +72,13 @@ class BackendRank {
   virtual Status load_weights(const ExpertWeights& weights) = 0;
   /// @param refusal  not ok: this rank refuses the call; the backend tells all ranks and returns the reason
   virtual Status forward(const ForwardArgs& args, const Status& refusal) = 0;
+  /// As MoeLayer::finish.
+  virtual Status finish() = 0;
   /// Another rank is dead: every wait of this rank must leave. The only call that may come from another thread.
   virtual void peer_died(uint32_t rank) = 0;
   /// Ranks that missed calls come to one in which this rank does not take part: tells them why.
   virtual void turn_away(const protocol::RankSet& late_ranks) = 0;
-  /// Whether the last forward call was cut short (deadline, abort), so that only reset() helps.
+  /// Whether a call was cut short (deadline, abort), as forward or finish found out, so that only reset() helps.
   virtual bool cut_short() const = 0;
   /// Zeroes this rank's signals. The caller separates it from other ranks' calls by barriers.
   virtual Status reset() = 0;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -96,6 +97,29 @@ TensorView view(const megamoe_tensor& tensor) {
   out.device = tensor.device == 0 ? Device::kCpu : Device::kCuda;
   out.device_index = tensor.device_index;
   return out;
+}
+
+megamoe_tensor tensor(const TensorView& view) {
+  megamoe_tensor out = {};
+  out.data = view.data;
+  out.dtype = static_cast<megamoe_dtype>(view.dtype);
+  out.num_dims = static_cast<int32_t>(view.num_dims);
+  std::copy_n(view.shape.begin(), TensorView::kMaxRank, out.shape);
+  std::copy_n(view.strides.begin(), TensorView::kMaxRank, out.strides);
+  out.device = view.device == Device::kCpu ? 0 : 1;
+  out.device_index = view.device_index;
+  return out;
+}
+
+/// The stream of a call, where it has one.
+Status read_stream(const megamoe_forward_args& args, std::optional<void*>& stream) {
+  if (args.is_asynchronous == 1) stream = args.cuda_stream;
+  const char* wrong = nullptr;
+  if (args.is_asynchronous > 1) wrong = "is_asynchronous must be 0 or 1";
+  if (args.is_asynchronous == 0 && args.cuda_stream != nullptr)
+    wrong = "cuda_stream must be null where is_asynchronous is 0";
+  if (wrong == nullptr) return {};
+  return {Code::kInvalidArgument, fmt::format("megamoe_layer_forward: {}; zero the struct before filling it", wrong)};
 }
 
 W13Layout w13_layout(megamoe_w13_layout layout) {
@@ -258,12 +282,30 @@ megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expe
 megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args) {
   return on_layer("megamoe_layer_forward", layer, [&]() -> Status {
     megamoe_forward_args a = {};
-    const Status read = read_struct("megamoe_layer_forward", args, a);
+    Status read = read_struct("megamoe_layer_forward", args, a);
+    std::optional<void*> stream;
+    if (read.ok()) read = read_stream(a, stream);
     // The call is collective: arguments that cannot be read become empty ones, which every rank learns to be refused.
     ForwardArgs call;
     if (read.ok()) call = forward_args(a);
+    call.cuda_stream = stream;
     const Status status = layer->layer.forward(call);
     return read.ok() ? status : read;
+  });
+}
+
+megamoe_code megamoe_layer_finish(megamoe_layer* layer) {
+  return on_layer("megamoe_layer_finish", layer, [&] { return layer->layer.finish(); });
+}
+
+megamoe_code megamoe_layer_input_views(megamoe_layer* layer, megamoe_tensor* codes, megamoe_tensor* scales) {
+  return on_layer("megamoe_layer_input_views", layer, [&]() -> Status {
+    if (codes == nullptr) return null_argument("megamoe_layer_input_views", "codes");
+    if (scales == nullptr) return null_argument("megamoe_layer_input_views", "scales");
+    const InputViews views = layer->layer.input_views();
+    *codes = tensor(views.codes);
+    *scales = tensor(views.scales);
+    return {};
   });
 }
 

@@ -472,7 +472,7 @@ std::vector<Check> all_checks() {
   checks.push_back({"graph_replay", [] { return graph_replay(); }});
   checks.push_back({"refuses_bad_id", [] { return refuses_bad_id(); }});
   checks.push_back({"absent_rank", [] { return absent_rank(); }});
-  for (const auto& more : {layer_checks(), slice_checks(), stress_checks()})
+  for (const auto& more : {layer_checks(), slice_checks(), stream_checks(), stress_checks()})
     for (const Check& check : more) checks.push_back(check);
   return checks;
 }

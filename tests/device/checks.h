@@ -25,8 +25,10 @@ std::vector<Check> layer_checks();
 std::vector<Check> slice_checks();
 /// Late and absent ranks, chaos, other kernels, streams, graphs.
 std::vector<Check> stress_checks();
+/// Those with calls on streams.
+std::vector<Check> stream_checks();
 
-/// Times of the slices on one GPU; prints a table.
-void bench(const std::string& which, const std::vector<uint32_t>& tokens, uint32_t observations);
+/// The events of one cold call of a model's layer on one rank, for each number of tokens; prints tables.
+void trace(const std::string& model, const std::vector<uint32_t>& tokens);
 
 }  // namespace megamoe::device_check

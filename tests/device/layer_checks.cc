@@ -155,12 +155,40 @@ Outcome refusals() {
                       scale ? "refused" : "TAKEN", fits ? "TAKEN" : "refused")};
 }
 
+/// Several blocks of input tokens on every CTA: on one rank and on four, call after call, the same bits.
+Outcome many_tokens() {
+  const MoeShape shape{1024, 128, 8, 2};
+  const TestWeights weights = test::gen_weights(shape, 51);
+  const TestTokens all = test::gen_tokens(shape, 6400, 52);
+  std::vector<uint16_t> first;
+  for (const uint32_t num_ranks : {1u, 4u}) {
+    LayerGroup group(cuda_config(shape, 6400 / num_ranks), num_ranks, weights);
+    if (const Status status = first_error(group.created()); !status.ok()) return {false, status.message()};
+    const std::vector<TestTokens> tokens = test::split_tokens(shape, all, num_ranks);
+    for (int call = 0; call < 10; ++call) {
+      const std::vector<RankOutput> outputs = group.forward(tokens);
+      if (const Status status = first_error(outputs); !status.ok()) return {false, status.message()};
+      if (first.empty()) first = joined(outputs);
+      if (joined(outputs) != first)
+        return {false, fmt::format("call {} on {} ranks gives other bits", call, num_ranks)};
+    }
+  }
+  TestTokens sample = all;
+  sample.num_tokens = 200;
+  const double worst = worst_row(weights, sample, first);
+  return {worst <= 4e-2,
+          fmt::format("6400 BF16 tokens, 10 calls on 1 and on 4 ranks, the same bits; the first 200 rows "
+                      "within {:.1e} of the oracle",
+                      worst)};
+}
+
 }  // namespace
 
 std::vector<Check> layer_checks() {
   return {
       {"layer.fixture_fp8", [] { return fixture("deepseek_v3_fp8", "routed_out_fp32_dequant_weights", 8e-2, 5e-2); }},
       {"layer.fixture_bf16", [] { return fixture("deepseek_v3", "experts_out", 1.1e-1, 7.5e-2); }},
+      {"layer.many_tokens", [] { return many_tokens(); }},
       {"layer.refusals", [] { return refusals(); }},
   };
 }

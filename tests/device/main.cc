@@ -1,6 +1,6 @@
 // megamoe_device_check: everything that needs a GPU, one line a check.
-//   megamoe_device_check list | run [=NAME | ^GROUP | part of a name ...] | bench flash|pro[-m64|-m128|-trace]
-//   OBSERVATIONS TOKENS ...
+//   megamoe_device_check list | run [=NAME | ^GROUP | part of a name ...] | trace MODEL TOKENS ...
+// Times are measured by `megamoe bench --device cuda`.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -48,16 +48,12 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc >= 2 && std::strcmp(argv[1], "run") == 0) return run_checks(argc, argv);
-  if (argc >= 5 && std::strcmp(argv[1], "bench") == 0) {
+  if (argc >= 4 && std::strcmp(argv[1], "trace") == 0) {
     std::vector<uint32_t> tokens;
-    for (int i = 4; i < argc; ++i) tokens.push_back(static_cast<uint32_t>(std::atoi(argv[i])));
-    bench(argv[2], tokens, static_cast<uint32_t>(std::atoi(argv[3])));
+    for (int i = 3; i < argc; ++i) tokens.push_back(static_cast<uint32_t>(std::atoi(argv[i])));
+    trace(argv[2], tokens);
     return 0;
   }
-  std::printf(
-      "usage: %s list | run [=NAME | ^GROUP | part of a name ...] | bench flash|pro[-m64|-m128|-trace] OBSERVATIONS "
-      "TOKENS "
-      "...\n",
-      argv[0]);
+  std::printf("usage: %s list | run [=NAME | ^GROUP | part of a name ...] | trace MODEL TOKENS ...\n", argv[0]);
   return 2;
 }

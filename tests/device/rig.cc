@@ -153,11 +153,11 @@ std::vector<CallResult> Rig::run(const std::vector<test::TestTokens>& tokens, En
       void* codes = upload(q.codes);
       void* scales = upload(q.scales);
       if (entrance == Entrance::kFp8Views) {
-        const sm90::InputViews views = ranks_[r]->input_views();
-        check_cuda(cudaMemcpy(views.codes, codes, q.codes.size(), cudaMemcpyDeviceToDevice), "views");
-        check_cuda(cudaMemcpy(views.scales, scales, q.scales.size() * 4, cudaMemcpyDeviceToDevice), "views");
-        codes = views.codes;
-        scales = views.scales;
+        const InputViews views = backends::input_views(ranks_[r]->view(), Device::kCuda);
+        check_cuda(cudaMemcpy(views.codes.data, codes, q.codes.size(), cudaMemcpyDeviceToDevice), "views");
+        check_cuda(cudaMemcpy(views.scales.data, scales, q.scales.size() * 4, cudaMemcpyDeviceToDevice), "views");
+        codes = views.codes.data;
+        scales = views.scales.data;
       }
       a.hidden_states = TensorView::dense(codes, DType::kFloat8E4M3, {t, h});
       a.hidden_states_scale = TensorView::dense(scales, DType::kFloat32, {t, h / 128});

@@ -162,6 +162,11 @@ BAD_CASES: dict[str, list[str]] = {
     "bench_no_repeats": ["bench", "--repeat", "0"],
     "bench_part_unknown": ["bench", "--only", "gem"],
     "bench_ratio_of_layer": ["bench", "--only", "layer", "--min-ratio", "0.5"],
+    "bench_append_on_cpu": ["bench", "--append", "TMP/out.jsonl"],
+    "bench_gpu_input_unknown": ["bench", "--device", "cuda", "--input", "fp8,fp9"],
+    "bench_gpu_model_unknown": ["bench", "--device", "cuda", "--model", "flash-slice,pro"],
+    "bench_gpu_no_tokens": ["bench", "--device", "cuda", "--tokens", "1,0"],
+    "bench_gpu_part": ["bench", "--device", "cuda", "--only", "gemm"],
 }
 
 # JSON answers of which the keys and the types of their values are kept.

@@ -44,6 +44,7 @@ void Compute::fill_input(const CallInputs& inputs, uint32_t first_token, uint32_
     quantize_rows_bf16(rows, x.strides[0], num_tokens, hidden, codes, hidden, scales, groups);
     return;
   }
+  if (x.data == view_->layout.input_codes.in(view_->own())) return;  // the layer's own views, written by the caller
   const TensorView& given = inputs.args->hidden_states_scale;
   for (uint32_t i = 0; i < num_tokens; ++i) {
     const int64_t token = int64_t{first_token} + i;

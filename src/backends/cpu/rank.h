@@ -30,6 +30,7 @@ class CpuRank final : public backends::BackendRank {
 
   Status load_weights(const ExpertWeights& weights) override;
   Status forward(const ForwardArgs& args, const Status& refusal) override;
+  Status finish() override { return {}; }  // no call outlives forward
   void peer_died(uint32_t rank) override;
   void turn_away(const protocol::RankSet& late_ranks) override;
   bool cut_short() const override { return cut_short_; }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "backends/sm90/cost/cost_model.h"
 #include "backends/sm90/driver.h"
 #include "backends/sm90/rank.h"
 
@@ -18,20 +19,29 @@ constexpr uint32_t kDefaultLagUnits = 12;
 /// 128 tokens); their activations fit the ring.
 constexpr uint32_t kSmallBatchLagUnits = 1u << 20;
 constexpr uint64_t kDefaultRingRows = 32768;
-/// Rows per expert of a full, even batch up to which 64-row tiles are faster: measured on an H200, 48 are (3 - 5%), 64
-/// are not, since every second expert then needs two blocks and reads its weights twice.
-constexpr uint64_t kMaxRowsOfSmallTiles = 48;
+
+/// A full batch, for the cost model.
+CallSize full_call(const LayerConfig& config, uint32_t num_ranks) {
+  CallSize size;
+  size.shape = config.shape;
+  size.num_ranks = num_ranks;
+  size.tokens_per_rank = config.max_tokens_per_rank;
+  size.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;
+  return size;
+}
+
+const KernelInstance& instance_called(std::string_view name) {
+  for (const KernelInstance* instance : {&m64_instance(), &m64_768_instance(), &m64_256_instance()})
+    if (name == instance->spec.name) return *instance;
+  return m128_instance();
+}
 
 const KernelInstance& choose_instance(const LayerConfig& config, uint32_t num_ranks) {
-  if (config.block_rows != 0) return config.block_rows == 64 ? m64_instance() : m128_instance();
-  const uint64_t rows = uint64_t{num_ranks} * config.max_tokens_per_rank * config.shape.top_k;
-  return rows / config.shape.num_experts <= kMaxRowsOfSmallTiles ? m64_instance() : m128_instance();
+  return instance_called(choose_kernel(full_call(config, num_ranks), config.block_rows).kernel);
 }
 
 const KernelInstance& instance_of(const LayerPlan& report) {
-  for (const KernelInstance* instance : {&m64_instance(), &m64_768_instance(), &m64_256_instance(), &m128_instance()})
-    if (report.kernel.starts_with(fmt::format("{}:", instance->spec.name))) return *instance;
-  return m128_instance();
+  return instance_called(std::string_view(report.kernel).substr(0, report.kernel.find(':')));
 }
 
 Status out_of_range(const char* what, uint64_t low, uint64_t high, uint64_t got) {
@@ -157,7 +167,9 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
   w.block_m = chosen.spec.block_m;
   protocol::ScheduleSpec& s = plan.schedule;
   s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;
-  s.lag_units = config.lag_units != 0 ? config.lag_units : chosen.spec.block_m == 64 ? kSmallBatchLagUnits : kDefaultLagUnits;
+  s.lag_units = config.lag_units != 0       ? config.lag_units
+                : chosen.spec.block_m == 64 ? kSmallBatchLagUnits
+                                            : kDefaultLagUnits;
   const auto ring_blocks = [&](uint32_t asked) {
     const uint64_t most = std::min<uint64_t>(w.max_blocks(), kDefaultRingRows / w.block_m);
     return asked != 0 ? asked : std::max(s.unit_blocks, static_cast<uint32_t>(most));
@@ -176,6 +188,11 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
                     "{} ranks x {} tokens x top-{}; lower max_tokens_per_rank",
                     num_ranks, w.max_tokens, w.shape.top_k)};
   describe(chosen, plan);
+  if (instance == nullptr) {
+    const CallSize size = full_call(config, num_ranks);
+    plan.report.choice = explain(size, config.block_rows);
+    plan.report.predicted_us = choose_kernel(size, config.block_rows).total_us();
+  }
   return plan;
 }
 

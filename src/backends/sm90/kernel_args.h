@@ -69,12 +69,17 @@ struct TensorMaps {
   CUtensorMap acts_store;  // (column, ring row) <- 16 rows
 };
 
-/// What the host reads after a call; pinned, written by the last warp of the grid.
+/// What the host reads; pinned, written by the last warp of a call's grid. Several calls may be in flight: a failure
+/// stays until the host has told of it, whatever later calls do.
 struct CallReport {
-  uint64_t abort_word = 0;
-  protocol::RankSet refused;
-  uint32_t epoch = 0;
-  uint32_t num_rows = 0;  ///< Received by this rank.
+  uint64_t abort_word = 0;       ///< Not 0: a call was cut short. Stays until reset.
+  protocol::ErrorRecord record;  ///< Of the rank that gave up; written before abort_word.
+  uint32_t epoch = 0;            ///< The call that ended last.
+  uint32_t num_refused = 0;      ///< Calls whose refusal the GPU found, so far; written after what follows.
+  uint32_t num_told = 0;         ///< So many of them the host has told of; written by the host alone.
+  uint32_t refused_epoch = 0;    ///< Of the first of which it has not, like the following.
+  uint32_t refused_by = 0;       ///< A rank; this one where it is among several.
+  protocol::Refusal refusal;
 };
 
 /// Of one call: where the CTAs that sort slots meet. Two banks; the idle one is zeroed by clean.

@@ -25,6 +25,7 @@
 #include "backends/sm90/roles/input.cuh"
 #include "backends/sm90/roles/load.cuh"
 #include "backends/sm90/roles/math.cuh"
+#include "backends/sm90/roles/report.cuh"
 #include "backends/sm90/roles/store.cuh"
 
 namespace megamoe::sm90 {
@@ -77,12 +78,7 @@ __device__ __forceinline__ void finish(Context<Spec>& c) {
   __threadfence();
   if (atomicInc(&c.args.grid_state->ctas_left, gridDim.x - 1) != gridDim.x - 1) return;
   __threadfence();
-  const protocol::RankView& view = c.view();
-  CallReport& report = *c.args.report;
-  report.abort_word = ptx::load_acquire_sys(c.own(c.layout().abort_word));
-  report.refused.words[0] = __ldcg(&c.args.grid_state->refused.words[0]);
-  report.refused.words[1] = __ldcg(&c.args.grid_state->refused.words[1]);
-  report.epoch = c.epoch();
+  report_call(c);
   __threadfence_system();
   *c.own(c.layout().epoch) = c.epoch();
 }

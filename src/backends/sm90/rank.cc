@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <atomic>
 #include <chrono>
 #include <limits>
 #include <vector>
@@ -16,8 +17,8 @@
 namespace megamoe::sm90 {
 namespace {
 
-/// Calls of at most so many tokens gather rows where that can be done. Measured on an H200, flash slice: 4 to 7% faster at
-/// 1 token, 2 to 4% at 8 and 32, slower at 256, where each row is gathered once a column tile.
+/// Calls of at most so many tokens gather rows where that can be done. Measured on an H200, flash slice: 4 to 7% faster
+/// at 1 token, 2 to 4% at 8 and 32, slower at 256, where each row is gathered once a column tile.
 constexpr uint32_t kMaxGatheredTokens = 32;
 
 /// The kernel reads and writes rows 16 bytes at a time; a row elsewhere would end every later call of the process.
@@ -55,6 +56,8 @@ Sm90Rank::Sm90Rank(const LayerConfig& config, const backends::BackendPlan& plan,
 }
 
 Sm90Rank::~Sm90Rank() {
+  if (last_call_ != nullptr) cudaEventSynchronize(last_call_);
+  if (last_call_ != nullptr) cudaEventDestroy(last_call_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
   if (side_stream_ != nullptr) cudaStreamDestroy(side_stream_);
   cudaFree(args_.grid_state);
@@ -80,6 +83,7 @@ Status Sm90Rank::open() {
                         attributes.device, device_, attributes.device)};
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&args_.grid_state), sizeof(GridState)), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemset(args_.grid_state, 0, sizeof(GridState)), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&args_.report), sizeof(CallReport)), kWhere);
@@ -126,6 +130,7 @@ Result<const float*> Sm90Rank::float_scales(const TensorView& scales, uint32_t w
 }
 
 Status Sm90Rank::load_weights(const ExpertWeights& weights) {
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(last_call_), "moe_layer.load_weights");
   const protocol::WorkspaceSpec& spec = args_.view.spec;
   const std::array<const TensorView*, 4> views = {&weights.w13_scale, &weights.w2_scale, &weights.shared_w13_scale,
                                                   &weights.shared_w2_scale};
@@ -145,11 +150,6 @@ Status Sm90Rank::load_weights(const ExpertWeights& weights) {
                           weights.shared_w2.data, layout, args_.maps.shared_w13, args_.maps.shared_w2);
 }
 
-InputViews Sm90Rank::input_views() const {
-  void* own = args_.view.own();
-  return {args_.view.layout.input_codes.in(own), args_.view.layout.input_scales.in(own)};
-}
-
 CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
   const auto stride = [](const TensorView& view, uint32_t dim) { return static_cast<uint64_t>(view.strides[dim]); };
   CallTensors t;
@@ -161,8 +161,8 @@ CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
     t.scale_row_stride = stride(args.hidden_states_scale, 0);
     t.scale_group_stride = stride(args.hidden_states_scale, 1);
     t.scales_are_ue8m0 = args.hidden_states_scale.dtype == DType::kFloat8E8M0;
-    const InputViews views = input_views();
-    const bool in_views = t.hidden == views.codes && t.scales == views.scales;
+    const InputViews views = backends::input_views(args_.view, Device::kCuda);
+    const bool in_views = t.hidden == views.codes.data && t.scales == views.scales.data;
     const bool copies_bulk = reinterpret_cast<uintptr_t>(t.hidden) % 16 == 0 && t.hidden_row_stride % 16 == 0;
     t.source = in_views || (args_.view.spec.num_ranks == 1 && copies_bulk) ? TokenSource::kReadInPlace
                                                                            : TokenSource::kCopyE4m3;
@@ -182,12 +182,10 @@ CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
 }
 
 Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStream_t stream) {
+  constexpr std::string_view kWhere = "moe_layer.forward";
   KernelArgs call = args_;
-  Status own = refusal;
-  if (own.ok()) own = check_alignment("hidden_states", args.hidden_states);
-  if (own.ok()) own = check_alignment("output", args.output);
-  call.refusal = backends::make_refusal(own);
-  if (own.ok()) call.tensors = call_tensors(args);
+  call.refusal = backends::make_refusal(refusal);
+  if (refusal.ok()) call.tensors = call_tensors(args);
   call.rules = backends::slot_rules(config_, args_.view, args);
   call.tensors.is_plain = !call.rules.changes_ids() && call.rules.routed_scaling == 1.0f;
   call.tensors.num_ids = call.rules.num_ids;
@@ -205,48 +203,88 @@ Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStr
   config.attrs = &cooperative;
   config.numAttrs = 1;
   void* parameters[] = {&call};
-  return cuda_status(cudaLaunchKernelExC(&config, instance_.function, parameters), "moe_layer.forward",
-                     "launching the kernel");
-}
-
-Status Sm90Rank::finish() {
-  const CallReport& r = *args_.report;
-  cut_short_ = r.abort_word != 0;
-  if (cut_short_) return abort_reason(r.abort_word);
-  for (uint32_t source = 0; source < args_.view.spec.num_ranks; ++source) {
-    if (!r.refused.contains(source)) continue;
-    protocol::Refusal refusal;
-    const protocol::Banks banks(args_.view, r.epoch & 1);
-    MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemcpy(&refusal, banks.refusal + source, sizeof(refusal), cudaMemcpyDeviceToHost),
-                                 "moe_layer.forward");
-    return backends::refusal_status(args_.view, source, refusal);
-  }
+  // An event of outside a capture can be neither waited for nor replaced inside it: there the order is the caller's.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamIsCapturing(stream, &capture), kWhere);
+  const bool is_captured = capture != cudaStreamCaptureStatusNone;
+  if (!is_captured) MEGAMOE_RETURN_IF_ERROR(follow_last_call(stream));
+  MEGAMOE_RETURN_IF_ERROR(
+      cuda_status(cudaLaunchKernelExC(&config, instance_.function, parameters), kWhere, "launching the kernel"));
+  if (!is_captured) MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventRecord(last_call_, stream), kWhere);
   return {};
 }
 
+Status Sm90Rank::follow_last_call(cudaStream_t stream) {
+  constexpr std::string_view kWhere = "moe_layer.forward";
+  unsigned long long id = 0;  // unlike the handle, never used again for another stream
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamGetId(stream, &id), kWhere);
+  if (id == last_stream_id_) return {};
+  last_stream_id_ = id;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamWaitEvent(stream, last_call_, 0), kWhere);
+  return {};
+}
+
+Status Sm90Rank::check_cut_short() {
+  // Acquire: pairs with report_call, which writes the record first.
+  const uint64_t abort_word = std::atomic_ref(args_.report->abort_word).load(std::memory_order_acquire);
+  cut_short_ = abort_word != 0;
+  return cut_short_ ? backends::abort_status(args_.view, abort_word, args_.report->record) : Status{};
+}
+
+Status Sm90Rank::take_refusal(uint32_t current_epoch) {
+  CallReport& report = *args_.report;
+  // Acquire: pairs with report_refusal. Release: the GPU replaces the refusal only once it was read here.
+  const uint32_t num_refused = std::atomic_ref(report.num_refused).load(std::memory_order_acquire);
+  if (num_refused == report.num_told) return {};
+  const Status status = backends::refusal_status(args_.view, report.refused_by, report.refusal);
+  const uint32_t epoch = report.refused_epoch;
+  std::atomic_ref(report.num_told).store(num_refused, std::memory_order_release);
+  if (epoch == current_epoch) return status;
+  return {status.code(), fmt::format("moe_layer.forward: an earlier call on a stream (number {} of this rank) failed, "
+                                     "while this one takes place: {}",
+                                     epoch, status.message())};
+}
+
 Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
+  Status own = refusal;
+  if (own.ok()) own = check_alignment("hidden_states", args.hidden_states);
+  if (own.ok()) own = check_alignment("output", args.output);
+  if (args.cuda_stream) return forward_on(args, own, static_cast<cudaStream_t>(*args.cuda_stream));
   const uint64_t start_ns = steady_ns();
-  MEGAMOE_RETURN_IF_ERROR(enqueue(args, refusal, stream_));
+  MEGAMOE_RETURN_IF_ERROR(enqueue(args, own, stream_));
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
   report_.total_ns = steady_ns() - start_ns;
-  MEGAMOE_RETURN_IF_ERROR(finish());
+  MEGAMOE_RETURN_IF_ERROR(check_cut_short());
+  if (!own.ok()) return own;
+  MEGAMOE_RETURN_IF_ERROR(take_refusal(args_.report->epoch));
+  return read_rows_per_expert();
+}
+
+Status Sm90Rank::forward_on(const ForwardArgs& args, const Status& own, cudaStream_t stream) {
+  MEGAMOE_RETURN_IF_ERROR(check_cut_short());
+  MEGAMOE_RETURN_IF_ERROR(enqueue(args, own, stream));
+  if (!own.ok()) return own;
+  return take_refusal(0);
+}
+
+Status Sm90Rank::finish() {
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(last_call_), "moe_layer.finish");
+  report_ = {};
+  MEGAMOE_RETURN_IF_ERROR(check_cut_short());
+  MEGAMOE_RETURN_IF_ERROR(take_refusal(args_.report->refused_epoch));
+  return read_rows_per_expert();
+}
+
+Status Sm90Rank::read_rows_per_expert() {
+  constexpr std::string_view kWhere = "moe_layer.forward";
   const auto& num_rows = args_.view.layout.expert_num_rows;
   report_.rows_per_expert.resize(args_.view.spec.routed_local_experts());
   MEGAMOE_RETURN_IF_CUDA_ERROR(
       cudaMemcpyAsync(report_.rows_per_expert.data(), num_rows.in(args_.view.own()),
                       report_.rows_per_expert.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost, stream_),
-      "moe_layer.forward");
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
+      kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), kWhere);
   return {};
-}
-
-Status Sm90Rank::abort_reason(uint64_t abort_word) {
-  const uint32_t origin = protocol::abort_rank(abort_word);
-  protocol::ErrorRecord record;
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemcpy(&record, args_.view.layout.error_record.in(args_.view.base(origin)),
-                                          sizeof(record), cudaMemcpyDeviceToHost),
-                               "moe_layer.forward");
-  return backends::abort_status(args_.view, abort_word, record);
 }
 
 void Sm90Rank::raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks) {

@@ -9,15 +9,10 @@
 #include "backends/sm90/instance.h"
 #include "backends/sm90/kernel_args.h"
 
+struct CUevent_st;
 struct CUstream_st;
 
 namespace megamoe::sm90 {
-
-/// Where a caller on the same GPU may write E4M3 tokens itself, so that nothing is copied.
-struct InputViews {
-  uint8_t* codes = nullptr;  // [max_tokens][hidden]
-  float* scales = nullptr;   // [max_tokens][hidden / 128]
-};
 
 class Sm90Rank final : public backends::BackendRank {
  public:
@@ -28,7 +23,7 @@ class Sm90Rank final : public backends::BackendRank {
   ~Sm90Rank() override;
 
   Status load_weights(const ExpertWeights& weights) override;
-  /// enqueue() on the rank's own stream, then finish().
+  /// On the caller's stream where it gives one; else on the rank's own, and waits.
   Status forward(const ForwardArgs& args, const Status& refusal) override;
   void peer_died(uint32_t rank) override;
   void turn_away(const protocol::RankSet& late_ranks) override;
@@ -36,14 +31,13 @@ class Sm90Rank final : public backends::BackendRank {
   Status reset() override;
   const ForwardReport& last_report() const override { return report_; }
 
-  /// Launches one call. Does not wait, allocates nothing, and may be captured in a graph.
+  /// Launches one call behind the last one. Does not wait, allocates nothing, and may be captured in a graph.
+  /// @param refusal  not ok: tells all ranks that this rank refuses the call
   Status enqueue(const ForwardArgs& args, const Status& refusal, CUstream_st* stream);
-  /// What the call did that ended last. The stream must have been waited for.
-  Status finish();
+  Status finish() override;
 
   /// Where a trace variant writes; device memory of num_ctas() x warps x capacity records.
   void set_trace(TraceRecord* records, uint32_t capacity) { args_.trace = {records, capacity}; }
-  InputViews input_views() const;
   const protocol::RankView& view() const { return args_.view; }
   uint32_t num_ctas() const { return num_ctas_; }
 
@@ -55,9 +49,17 @@ class Sm90Rank final : public backends::BackendRank {
   CallTensors call_tensors(const ForwardArgs& args) const;
   /// @param which  of converted_scales_, for scales that are not FP32
   Result<const float*> float_scales(const TensorView& scales, uint32_t which);
-  Status abort_reason(uint64_t abort_word);
   /// Leaves `record` in this rank's workspace and raises the abort word of `ranks`, beside a running kernel.
   void raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks);
+  /// Makes a stream other than the last call's wait for it.
+  Status follow_last_call(CUstream_st* stream);
+  Status forward_on(const ForwardArgs& args, const Status& own, CUstream_st* stream);
+  /// Not ok once a call was cut short.
+  Status check_cut_short();
+  /// The first refusal that the GPU found and no call has told of yet.
+  /// @param current_epoch  a call whose refusal is not called an earlier one
+  Status take_refusal(uint32_t current_epoch);
+  Status read_rows_per_expert();
 
   const KernelInstance& instance_;
   const LayerConfig config_;
@@ -67,6 +69,8 @@ class Sm90Rank final : public backends::BackendRank {
   uint32_t num_ctas_ = 0;
   CUstream_st* stream_ = nullptr;       // forward() and reset()
   CUstream_st* side_stream_ = nullptr;  // peer_died(), beside a running kernel
+  CUevent_st* last_call_ = nullptr;     // the end of the last call that was not captured
+  unsigned long long last_stream_id_ = 0;
   std::array<float*, 4> converted_scales_{};
   KernelArgs args_;
   bool cut_short_ = false;

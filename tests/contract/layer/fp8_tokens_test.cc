@@ -1,4 +1,7 @@
 // Tokens that come quantised, with the codes and scales this library would make: the same bits as from BF16.
+#include <cstring>
+
+#include "api/registry.h"
 #include "support/backend_test.h"
 
 namespace megamoe::test {
@@ -66,6 +69,72 @@ TEST_P(Fp8Tokens, MayHaveRowsApart) {
     args.hidden_states_scale = TensorView::dense(quantized.scales.data(), DType::kFloat32, {kTokens, 2});
     args.scale_format = ScaleFormat::kFloat32;
   }));
+}
+
+/// Writes tokens into a layer's input views, and returns the args that name them there.
+void use_views(MoeLayer& layer, const std::string& backend, const QuantizedTokens& tokens, ForwardArgs& args) {
+  const InputViews views = layer.input_views();
+  const auto write = [&](void* to, const void* from, uint64_t bytes) {
+    const backends::DeviceMemory* memory = api::find_backend(backend).value()->device_memory();
+    if (memory == nullptr) {
+      std::memcpy(to, from, bytes);
+    } else {
+      ASSERT_TRUE(memory->copy(to, from, bytes).ok());
+    }
+  };
+  write(views.codes.data, tokens.codes.data(), tokens.codes.size());
+  write(views.scales.data, tokens.scales.data(), tokens.scales.size() * sizeof(float));
+  args.hidden_states = views.codes;
+  args.hidden_states_scale = views.scales;
+  args.hidden_states.shape[0] = args.hidden_states_scale.shape[0] = args.output.shape[0];
+  args.scale_format = ScaleFormat::kFloat32;
+}
+
+TEST_P(Fp8Tokens, MayBeWrittenIntoTheLayersViews) {
+  const MoeShape shape{384, 192, 8, 4};
+  const TestWeights weights = gen_weights(shape, 33);
+  for (const uint32_t ranks : {1u, 4u}) {
+    LayerGroup group(config(shape, 64), ranks, weights);
+    expect_all_ok(group.created());
+    for (const uint32_t count : {41u, 7u, 0u}) {  // fewer tokens than the views have room for, and fewer than before
+      const std::vector<TestTokens> tokens = split_tokens(shape, gen_tokens(shape, count, count), ranks);
+      const std::vector<RankOutput> right = group.forward(tokens);
+      expect_all_ok(right);
+      for (int repeat = 0; repeat < 2; ++repeat)
+        expect_same_bits(right, group.forward(tokens, [&](uint32_t rank, ForwardArgs& args) {
+          use_views(group.layer(rank), GetParam(), quantize_tokens(shape, tokens[rank]), args);
+        }));
+    }
+  }
+}
+
+TEST_P(Fp8Tokens, InsideTheViewsMustBeThereAsAWhole) {
+  const MoeShape shape{256, 64, 4, 2};
+  const TestWeights weights = gen_weights(shape, 33);
+  const std::vector<TestTokens> tokens = {gen_tokens(shape, 5, 8)};
+  const QuantizedTokens quantized = quantize_tokens(shape, tokens[0]);
+  LayerGroup group(config(shape, 32), 1, weights);
+  expect_all_ok(group.created());
+  const std::vector<RankOutput> right = group.forward(tokens);
+  const std::function<void(ForwardArgs&)> spoils[] = {
+      [](ForwardArgs& a) { a.hidden_states.data = static_cast<uint8_t*>(a.hidden_states.data) + 256; },
+      [](ForwardArgs& a) { a.hidden_states.strides[0] = 512; },
+      [](ForwardArgs& a) {
+        a.hidden_states_scale.strides = {1, 5};
+      },
+      [&](ForwardArgs& a) {
+        a.hidden_states_scale = TensorView::dense(quantized.scales.data(), DType::kFloat32, {5, 2});
+      },
+  };
+  for (const auto& spoil : spoils) {
+    expect_refused(group.forward(tokens,
+                                 [&](uint32_t, ForwardArgs& args) {
+                                   use_views(group.layer(0), GetParam(), quantized, args);
+                                   spoil(args);
+                                 }),
+                   0, Code::kInvalidArgument, "must both be the layer's input views");
+    expect_same_bits(right, group.forward(tokens));
+  }
 }
 
 }  // namespace

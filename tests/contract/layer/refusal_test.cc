@@ -41,6 +41,24 @@ const BadCall kBadCalls[] = {
      "rows of output must not overlap"},
 };
 
+TEST_P(Refusal, LeavesNothingToFinish) {
+  const TestWeights weights = gen_weights(kShape, 9);
+  LayerGroup group(config(kShape, 8), kRanks, weights);
+  expect_all_ok(group.created());
+  const std::vector<TestTokens> tokens(kRanks, gen_tokens(kShape, 5, 4));
+  const auto finish = [&] {
+    expect_all_ok(on_each_rank(kRanks, [&](uint32_t rank) { return group.layer(rank).finish(); }));
+  };
+  finish();  // before any call
+  expect_all_ok(group.forward(tokens));
+  finish();
+  const std::vector<RankOutput> refused = group.forward(tokens, [](uint32_t rank, ForwardArgs& args) {
+    if (rank == 2) args.topk_ids = {};
+  });
+  expect_refused(refused, 2, Code::kInvalidArgument, "topk_ids must be given");
+  finish();  // the refusal was told by forward
+}
+
 TEST_P(Refusal, OfOneRanksArgumentsIsEverybodys) {
   const TestWeights weights = gen_weights(kShape, 9);
   LayerGroup group(config(kShape, 8), kRanks, weights);

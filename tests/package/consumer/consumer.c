@@ -126,6 +126,38 @@ int main(void) {
     CHECK(fabsf(got - want) <= 0.01f * want);
   }
 
+  megamoe_tensor codes, scales;
+  CHECK(megamoe_layer_input_views(layer, &codes, &scales) == MEGAMOE_OK);
+  CHECK(codes.dtype == MEGAMOE_FLOAT8_E4M3FN && codes.shape[0] == T && codes.shape[1] == H && scales.shape[1] == 1);
+  memset(codes.data, 0, T * H);
+  for (int t = 0; t < T; ++t) {
+    ((uint8_t*)codes.data)[t * H] = one;
+    ((float*)scales.data)[t] = 2; /* the tokens of above, doubled */
+  }
+  args.hidden_states = codes;
+  args.hidden_states_scale = scales;
+  args.scale_format = MEGAMOE_SCALE_FLOAT32;
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_OK);
+  const uint32_t doubled = (uint32_t)y[0] << 16;
+  float value;
+  memcpy(&value, &doubled, sizeof value);
+  CHECK(fabsf(value - 4 * 0.8807971f) <= 0.01f * 4); /* 2 * silu(2) */
+  args.hidden_states = tensor(x, MEGAMOE_BFLOAT16, 2, (int64_t[]){T, H});
+  args.hidden_states_scale.dtype = MEGAMOE_DTYPE_NONE;
+  args.scale_format = 0;
+
+  args.is_asynchronous = 1; /* there is no GPU here */
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_NOT_SUPPORTED);
+  CHECK(strstr(megamoe_layer_error(layer), "cuda_stream needs backend cuda") != NULL);
+  args.is_asynchronous = 0;
+  args.cuda_stream = &args;
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
+  args.cuda_stream = NULL;
+  args.is_asynchronous = 2;
+  CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
+  args.is_asynchronous = 0;
+  CHECK(megamoe_layer_finish(layer) == MEGAMOE_OK);
+
   ids[0] = 7; /* no such expert: a sentence, and the layer goes on working */
   CHECK(megamoe_layer_forward(layer, &args) == MEGAMOE_INVALID_ARGUMENT);
   CHECK(strstr(megamoe_layer_error(layer), "got 7 at rank 0, token 0") != NULL);
