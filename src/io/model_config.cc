@@ -153,6 +153,12 @@ Status read_activation(const Keys& keys, ModelConfig& config) {
     return keys.refused("hidden_act", "\"silu\" (the layer runs SwiGLU)", describe(*activation),
                         "another activation would give wrong numbers");
   }
+  for (const std::string_view key : {"swiglu_alpha", "swiglu_beta"}) {
+    if (const JsonValue* value = keys.find(key); value != nullptr) {
+      return keys.refused(key, "absent (the layer runs plain SwiGLU)", describe(*value),
+                          "another activation would give wrong numbers");
+    }
+  }
   std::optional<double> limit;
   MEGAMOE_RETURN_IF_ERROR(keys.positive_real("swiglu_limit", limit));
   if (!limit.has_value()) return {};
@@ -174,14 +180,15 @@ std::string describe_method(const Keys& keys, const JsonValue& method) {
 }
 
 Status read_fp8_blocks(const Keys& keys) {
-  const auto text_must_be = [&](std::string_view key, std::string_view wanted) -> Status {
+  const auto text_must_be = [&](std::string_view key, std::string_view wanted, std::string_view alias) -> Status {
     const JsonValue* value = keys.find(key);
-    if (value == nullptr || (value->kind == JsonValue::Kind::kString && value->text == wanted)) return {};
+    if (value == nullptr) return {};
+    if (value->kind == JsonValue::Kind::kString && (value->text == wanted || value->text == alias)) return {};
     return keys.refused(key, fmt::format("\"{}\"", wanted), describe(*value),
                         "convert the checkpoint to FP8 E4M3 in 128 x 128 blocks or to BF16");
   };
-  MEGAMOE_RETURN_IF_ERROR(text_must_be("fmt", "e4m3"));
-  MEGAMOE_RETURN_IF_ERROR(text_must_be("activation_scheme", "dynamic"));
+  MEGAMOE_RETURN_IF_ERROR(text_must_be("fmt", "e4m3", "float8_e4m3fn"));
+  MEGAMOE_RETURN_IF_ERROR(text_must_be("activation_scheme", "dynamic", "dynamic"));
   const JsonValue* block = keys.find("weight_block_size");
   if (block == nullptr) return keys.bad("weight_block_size", "given, nothing is assumed in its place", "no such key");
   const auto is_128 = [](const JsonValue& value) {

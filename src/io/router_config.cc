@@ -14,6 +14,7 @@ namespace {
 
 enum class Rule : uint8_t {
   kDeepSeekV3,           ///< Sigmoid, correction bias, groups.
+  kDots,                 ///< The same; without the keys of groups there are none.
   kDeepSeekV4,           ///< sqrt(softplus), correction bias, no groups, always renormalised.
   kSoftmax,              ///< Softmax, top-k, renormalised where norm_topk_prob says so.
   kSoftmaxRenormalized,  ///< The same, always renormalised.
@@ -34,7 +35,7 @@ constexpr std::array kFamilies = {
     Family{"glm4_moe_lite", Rule::kDeepSeekV3},
     Family{"glm4v_moe_text", Rule::kDeepSeekV3},
     Family{"glm_moe_dsa", Rule::kDeepSeekV3},
-    Family{"dots1", Rule::kDeepSeekV3},
+    Family{"dots1", Rule::kDots},
     Family{"deepseek_v4", Rule::kDeepSeekV4},
     Family{"qwen2_moe", Rule::kSoftmax},
     Family{"qwen3_moe", Rule::kSoftmax},
@@ -141,14 +142,22 @@ Result<routing::RouterConfig> router_config(const ModelConfig& config, std::stri
     case Rule::kDeepSeekV3:
       MEGAMOE_RETURN_IF_ERROR(read_deepseek_v3(config, settings, router));
       break;
+    case Rule::kDots: {
+      ModelConfig ungrouped = config;
+      if (!config.num_groups && !config.topk_groups) ungrouped.num_groups = ungrouped.topk_groups = 1;
+      MEGAMOE_RETURN_IF_ERROR(read_deepseek_v3(ungrouped, settings, router));
+      break;
+    }
     case Rule::kDeepSeekV4:
       MEGAMOE_RETURN_IF_ERROR(read_deepseek_v4(config, settings, router));
       break;
     case Rule::kSoftmax:
+      MEGAMOE_RETURN_IF_ERROR(settings.agree("scoring_func", config.scoring_func, "softmax"));
       MEGAMOE_RETURN_IF_ERROR(settings.require("norm_topk_prob", config.norm_topk_prob));
       router.renormalize = *config.norm_topk_prob;
       break;
     case Rule::kSoftmaxRenormalized:
+      MEGAMOE_RETURN_IF_ERROR(settings.agree("scoring_func", config.scoring_func, "softmax"));
       MEGAMOE_RETURN_IF_ERROR(settings.always_renormalized());
       router.renormalize = true;
       break;

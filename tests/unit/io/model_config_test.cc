@@ -152,6 +152,18 @@ TEST(ModelConfig, QuantisationMustBeFp8In128Blocks) {
   refused("\"fp8\"", Code::kBadFile, {"quantization_config", "an object"});
 }
 
+TEST(ModelConfig, E4m3IsKnownUnderBothNames) {
+  for (const std::string fmt : {"e4m3", "float8_e4m3fn"}) {
+    EXPECT_TRUE(parse_with("quantization_config",
+                           R"({"quant_method":"fp8","fmt":")" + fmt + R"(","weight_block_size":[128,128]})")
+                    .ok());
+  }
+  expect_error(parse_with("quantization_config",
+                          R"({"quant_method":"fp8","fmt":"float8_e4m3fnuz","weight_block_size":[128,128]})")
+                   .status(),
+               Code::kNotSupported, {"fmt", "float8_e4m3fnuz"});
+}
+
 TEST(ModelConfig, KnowsMxfp4) {
   EXPECT_EQ(parse_with("quantization_config", R"({"quant_method":"mxfp4"})")->quantization, Quantization::kMxfp4);
   EXPECT_TRUE(parse_with("expert_dtype", "\"fp4\"")->fp4_experts);
@@ -178,6 +190,7 @@ TEST(ModelConfig, TheTextPartOfALargerModelIsTaken) {
 TEST(ModelConfig, ModelsWhoseExpertsAreNoSwiGluAreRefusedByName) {
   expect_error(parse_with("model_type", "\"gpt_oss\"").status(), Code::kNotSupported,
                {"model_type", "\"gpt_oss\"", "alpha 1.702"});
+  expect_error(parse_with("swiglu_alpha", "1.702").status(), Code::kNotSupported, {"swiglu_alpha", "1.702"});
   expect_error(parse_with("model_type", "\"minimax_m3_vl\"").status(), Code::kNotSupported, {"minimax_m3_vl"});
 }
 

@@ -64,6 +64,15 @@ TEST(RouterConfig, EveryKeyThatARuleNeedsMustBeThere) {
                {"routed_scaling_factor"});
 }
 
+TEST(RouterConfig, DotsHasNoGroupsUnlessItSaysSo) {
+  const auto config = router("dots1", R"("n_group":null,"norm_topk_prob":true,"routed_scaling_factor":2.5)");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->num_groups, 1u);
+  EXPECT_EQ(config->topk_groups, 1u);
+  expect_error(router("dots1", R"("n_group":4,"norm_topk_prob":true,"routed_scaling_factor":2.5)").status(),
+               Code::kBadFile, {"topk_group must be given"});
+}
+
 TEST(RouterConfig, TheOtherRules) {
   const auto v4 = router("deepseek_v4", R"("scoring_func":"sqrtsoftplus","routed_scaling_factor":1.5)");
   ASSERT_TRUE(v4.ok()) << v4.status().message();
@@ -107,6 +116,8 @@ TEST(RouterConfig, WhatContradictsTheModelIsRefused) {
   expect_error(router("deepseek_v4", R"("scoring_func":"sigmoid","routed_scaling_factor":1.5)").status(),
                Code::kNotSupported, {"scoring_func must be \"sqrtsoftplus\""});
   expect_error(router("minimax_m2", R"("scoring_func":"softmax")").status(), Code::kNotSupported, {"scoring_func"});
+  expect_error(router("minimax", R"("scoring_func":"sigmoid")").status(), Code::kNotSupported,
+               {"scoring_func must be \"softmax\""});
   for (const std::string type : {"mixtral", "minimax_m2", "qwen3_5_moe_text"}) {
     expect_error(router(type, R"("norm_topk_prob":false)").status(), Code::kNotSupported,
                  {"norm_topk_prob must be true"});
