@@ -97,6 +97,8 @@ TEST_F(ValidateForward, ChecksWhatOnlySomeLayersHave) {
         a.shared_weights = TensorView::dense(weights, DType::kFloat32, {2, 3});
       },
       "shared_weights must have shape [3, 2], got [2, 3]");
+}
+
 TEST_F(ValidateForward, RefusesAStreamWhereThereIsNone) {
   expect_refusal(check([](auto& a) { a.cuda_stream = nullptr; }), Code::kNotSupported,
                  "moe_layer.forward: cuda_stream needs backend cuda, since backend cpu runs a call on the calling "
