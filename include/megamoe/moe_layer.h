@@ -98,6 +98,7 @@ struct ForwardArgs {
   /// Bit r % 64 of word r / 64: rank r takes part in this call; all zero: every rank. Equal on all ranks that take
   /// part. The others do not call; nobody waits for them or touches their memory, and slots of their experts are
   /// masked. A rank that was left out may take part again after reset().
+  /// A call captured in a graph keeps the set that it was captured with, and its replays are not checked.
   std::array<uint64_t, 2> active_ranks{};
   /// Where slots of a token are masked by expert_map or by absent ranks, its other weights are scaled so that their sum
   /// is what it was: FP32, sums in slot order, weight * (sum of all / sum of the rest). Shared weights are left alone.

@@ -40,7 +40,8 @@ class CpuGroup {
   char* base() const { return reinterpret_cast<char*>(members_[0]->base()); }
   uint64_t stride_bytes() const { return members_[0]->stride_bytes(); }
 
-  Status forward(uint32_t rank, const TestTokens& tokens, RankOutput& output) {
+  /// @param active_ranks  a bit a rank; 0: all
+  Status forward(uint32_t rank, const TestTokens& tokens, RankOutput& output, uint64_t active_ranks = 0) {
     const auto t = static_cast<int64_t>(tokens.num_tokens);
     const int64_t h = config_.shape.hidden, k = config_.shape.top_k;
     output.rows.assign(static_cast<size_t>(t * h), kPoison);
@@ -49,6 +50,7 @@ class CpuGroup {
     args.topk_ids = TensorView::dense(tokens.topk_ids.data(), DType::kInt64, {t, k});
     args.topk_weights = TensorView::dense(tokens.topk_weights.data(), DType::kFloat32, {t, k});
     args.output = TensorView::dense(output.rows.data(), DType::kBFloat16, {t, h});
+    args.active_ranks[0] = active_ranks;
     output.status = ranks_[rank]->forward(args, {});
     return output.status;
   }

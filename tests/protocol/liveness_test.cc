@@ -1,6 +1,7 @@
 // Ranks that are absent, slow or crowded: the others end in time, say who is missing, and can go on after reset().
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -60,6 +61,29 @@ TEST(Liveness, ARankThatNeverCallsIsNamedInTimeAndResetHeals) {
     expect_all_ok(outputs);
     expect_matches_oracle(weights, std::nullopt, tokens, outputs);
   }
+}
+
+TEST(Liveness, ARankThatIsLeftOutIsNeitherWaitedForNorTouched) {
+  constexpr uint32_t kNumRanks = 4, kLeftOut = 2, kNumCalls = 50;
+  LayerConfig config = small_config(kShape, 32);
+  config.timeout_ns = 20'000'000'000;
+  const TestWeights weights = gen_weights(kShape, 3);
+  CpuGroup<cpu::Machine> group(config, kNumRanks, weights);
+  const auto tokens = some_tokens(kNumRanks, 50);
+  for (const RankOutput& output : group.forward(tokens)) EXPECT_TRUE(output.status.ok()) << output.status.message();
+  const char* workspace = group.base() + kLeftOut * group.stride_bytes();
+  const std::vector<char> before(workspace, workspace + group.layout().bytes);
+  const auto start = steady_clock::now();
+  std::vector<RankOutput> outputs(kNumRanks);
+  expect_all_ok(on_each_rank(kNumRanks, [&](uint32_t rank) {
+    for (uint32_t call = 0; call < kNumCalls && rank != kLeftOut; ++call) {
+      const Status status = group.forward(rank, tokens[rank], outputs[rank], 0b1111 - (1u << kLeftOut));
+      if (!status.ok()) return status;
+    }
+    return Status{};
+  }));
+  EXPECT_LT(steady_clock::now() - start, seconds(20));
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), workspace)) << "somebody wrote to the rank that was left out";
 }
 
 TEST(Liveness, ARankThatComesSecondsLateIsWaitedFor) {
