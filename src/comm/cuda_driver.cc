@@ -23,6 +23,9 @@ struct Functions {
   decltype(&::cuMemGetAllocationGranularity) granularity = nullptr;
   decltype(&::cuDeviceGetAttribute) attribute = nullptr;
   decltype(&::cuGetErrorName) error_name = nullptr;
+  decltype(&::cuDevicePrimaryCtxRetain) retain_context = nullptr;
+  decltype(&::cuCtxPushCurrent) push_context = nullptr;
+  decltype(&::cuCtxPopCurrent) pop_context = nullptr;
   const char* missing = nullptr;  ///< The first that the driver does not offer.
 
   template <class Function>
@@ -50,6 +53,9 @@ struct Functions {
     find("cuMemGetAllocationGranularity", granularity);
     find("cuDeviceGetAttribute", attribute);
     find("cuGetErrorName", error_name);
+    find("cuDevicePrimaryCtxRetain", retain_context);
+    find("cuCtxPushCurrent", push_context);
+    find("cuCtxPopCurrent", pop_context);
     cudaGetLastError();
   }
 };
@@ -61,17 +67,25 @@ Status runtime_status(const char* call, cudaError_t error) {
           fmt::format("{} answered {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error))};
 }
 
-/// Makes a GPU the calling thread's current one for a while, with a stream that waits for no other.
+/// Makes a GPU the calling thread's current one for a while, with a stream that waits for no other. A GPU that this
+/// process has not used stays unused, which cudaSetDevice there and back would not leave it.
 class OnDevice {
  public:
-  explicit OnDevice(int32_t device) {
-    cudaGetDevice(&before_);
-    error_ = cudaSetDevice(device);
+  OnDevice(const Functions& functions, int32_t device) : functions_(functions) {
+    int now = -1;
+    error_ = cudaGetDevice(&now);
+    if (error_ == cudaSuccess && now != device) {
+      CUcontext context = nullptr;  // Kept for good: it is the one that the runtime uses too.
+      is_pushed_ = functions_.retain_context(&context, device) == CUDA_SUCCESS &&
+                   functions_.push_context(context) == CUDA_SUCCESS;
+      if (!is_pushed_) error_ = cudaErrorInvalidDevice;
+    }
     if (error_ == cudaSuccess) error_ = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
   }
   ~OnDevice() {
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
-    cudaSetDevice(before_);
+    CUcontext own = nullptr;
+    if (is_pushed_) functions_.pop_context(&own);
   }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
@@ -85,7 +99,8 @@ class OnDevice {
   cudaError_t error() const { return error_; }
 
  private:
-  int before_ = 0;
+  const Functions& functions_;
+  bool is_pushed_ = false;
   cudaStream_t stream_ = nullptr;
   cudaError_t error_ = cudaSuccess;
 };
@@ -149,8 +164,8 @@ class CudaDriver final : public GpuDriver {
   }
 
   Result<Allocation> create(int32_t device, uint64_t bytes, bool with_processes) override {
-    const OnDevice on(device);  // The driver wants the GPU's context to exist.
-    MEGAMOE_RETURN_IF_ERROR(runtime_status("cudaSetDevice", on.error()));
+    const OnDevice on(f_, device);  // The driver wants the GPU's context to exist.
+    MEGAMOE_RETURN_IF_ERROR(runtime_status("opening the GPU", on.error()));
     const CUmemAllocationProp properties = properties_of(device, with_processes);
     CUmemGenericAllocationHandle handle = 0;
     MEGAMOE_RETURN_IF_ERROR(status("cuMemCreate", f_.create(&handle, bytes, &properties, 0)));
@@ -196,21 +211,21 @@ class CudaDriver final : public GpuDriver {
   }
 
   Status zero(int32_t device, std::byte* at, uint64_t bytes) override {
-    const OnDevice on(device);
+    const OnDevice on(f_, device);
     cudaError_t error = on.error();
     if (error == cudaSuccess) error = cudaMemsetAsync(at, 0, bytes, on.stream());
     return runtime_status("cudaMemsetAsync", on.finish(error));
   }
 
   Status tell(int32_t device, const ProbeCall& call) override {
-    const OnDevice on(device);
+    const OnDevice on(f_, device);
     cudaError_t error = on.error();
     if (error == cudaSuccess) error = launch_tell(call, on.stream());
     return runtime_status("the writing kernel", on.finish(error));
   }
 
   Result<std::vector<Heard>> hear(int32_t device, const ProbeCall& call) override {
-    const OnDevice on(device);
+    const OnDevice on(f_, device);
     std::vector<Heard> heard(call.num_ranks, Heard::kNothing);
     cudaError_t error = on.error();
     if (error == cudaSuccess) error = launch_hear(call, on.stream());

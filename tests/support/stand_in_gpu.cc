@@ -103,9 +103,9 @@ Status StandInGpu::map(std::byte* at, uint64_t bytes, Allocation allocation) {
 
 void StandInGpu::unmap(std::byte* at, uint64_t bytes) {
   static_cast<void>(begin("unmap"));
-  ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void* const nothing = ::mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   const std::lock_guard lock(mutex_);
-  mappings_.erase(at);
+  if (nothing == at) mappings_.erase(at);
 }
 
 Status StandInGpu::allow(std::byte* at, uint64_t bytes, std::span<const int32_t> devices) {

@@ -7,6 +7,8 @@
 namespace megamoe::test {
 
 uint32_t num_gpus();
+/// For the copies of this process.
+void use_gpu(uint32_t index);
 /// To or from GPU memory; ends the process where CUDA fails.
 void copy_gpu_bytes(void* to, const void* from, size_t count);
 

@@ -62,6 +62,7 @@ std::vector<std::string> run_processes(
       return text;
     });
   std::vector<std::string> answers;
+  answers.reserve(num_ranks);
   for (Child& child : children) answers.push_back(child.wait());
   return answers;
 }
@@ -240,6 +241,21 @@ TEST(GpuProcesses, MoreThanTheGpuHasIsRefusedOnEveryRankWithTheBytes) {
       Each("out_of_memory: symmetric_memory.allocate: needs 6291456 bytes on GPU 2 for each rank, 18874368 bytes "
            "for all ranks, got: a GPU with 4194304 bytes; lower max_tokens, use more GPUs or free memory of the "
            "GPU"));
+}
+
+TEST(GpuProcesses, OnCudaAllocationsLeaveNoDescriptors) {
+  if (const std::string reason = reason_to_skip(Transport::kCudaProcesses); !reason.empty()) GTEST_SKIP() << reason;
+  const auto answers = run_ranks(Transport::kCudaProcesses, 2, [](auto& memory) -> std::string {
+    size_t files = 0;
+    for (int round = 0; round < 20; ++round) {
+      if (const std::string text = allocate(*memory); text != "ok") return text;
+      if (round == 1) files = num_open_files();
+      if (round > 1 && num_open_files() != files) return fmt::format("{} files, were {}", num_open_files(), files);
+      if (const Status status = memory->release(kTimeoutNs); !status.ok()) return text_of(status);
+    }
+    return "ok";
+  });
+  EXPECT_THAT(answers, Each("ok"));
 }
 
 TEST(GpuProcesses, HostAndGpuMemoryDoNotMixInAGroup) {

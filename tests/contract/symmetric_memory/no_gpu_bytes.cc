@@ -7,6 +7,8 @@ namespace megamoe::test {
 
 uint32_t num_gpus() { return 0; }
 
+void use_gpu(uint32_t) {}
+
 void copy_gpu_bytes(void*, const void*, size_t) { std::abort(); }
 
 }  // namespace megamoe::test

@@ -44,7 +44,9 @@ Result<std::shared_ptr<SymmetricMemory>> join_as(Transport transport, const Proc
   if (transport == Transport::kStandInProcesses)
     return comm::join_gpu_process_group(stand_in(), options, static_cast<int32_t>(options.rank % 2));
   memory_is_on_gpu = true;
-  return join_cuda_process_group(options, static_cast<int32_t>(options.rank % std::max(num_gpus(), 1u)));
+  const uint32_t gpu = options.rank % std::max(num_gpus(), 1u);
+  use_gpu(gpu);
+  return join_cuda_process_group(options, static_cast<int32_t>(gpu));
 }
 
 std::vector<std::string> run_threads(Transport transport, uint32_t num_ranks, const RankBody& body) {
@@ -104,7 +106,8 @@ std::string_view transport_text(Transport transport) {
 
 std::string reason_to_skip(Transport transport) {
   if (!is_cuda(transport)) return "";
-  return Child([] { return text_of(comm::cuda_driver("this test").status()); }).wait();
+  static const std::string kAnswer = Child([] { return text_of(comm::cuda_driver("this test").status()); }).wait();
+  return kAnswer == "ok" ? "" : kAnswer;
 }
 
 void write_bytes(std::byte* at, const void* bytes, size_t count) {
