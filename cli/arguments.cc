@@ -93,6 +93,7 @@ struct AllGrammars {
             "  megamoe run --model deepseek-v4-flash --ranks 8 --tokens 16\n"
             "  megamoe run --checkpoint DIR --layer 3 --inputs tokens.safetensors --ranks 4 --output out.safetensors\n"
             "  megamoe run --model tiny --ranks 4 --processes\n"
+            "  megamoe run --model tiny --ranks 4 --device cuda --gpus 0,1 --processes\n"
             "Under torchrun or mpirun every process is one rank, and rank 0 alone prints.\n"
             "The inputs file holds hidden_states [T,H] BF16; the checkpoint's router chooses their experts. With\n"
             "topk_ids [T,K] and topk_weights [T,K] in the file, --part routed runs the routed experts alone.\n"
@@ -125,6 +126,7 @@ struct AllGrammars {
     add_execution_options(run);
     add_thread_options(run);
     run.flag("Execution", "processes", "A process for each rank instead of a thread");
+    run.option("Execution", "gpus", "G0,G1,...", "With --device cuda: GPUs that the ranks use in turn (default all)");
     run.option("Output", "output", "FILE", "Write the output rows, BF16 [T,H], as tensor 'output'");
     run.option("Output", "check", "all|rows:N|none",
                "Rows compared with the FP64 oracle (default: all below 2 GMAC of work, else 64)");

@@ -108,8 +108,8 @@ Status bench_layer(const BenchOptions& options, const Machine& machine, bool as_
   no_tokens.tokens = {0};
   auto data = make_random_layer(options.model, options.execution, no_tokens, {0, options.execution.num_ranks});
   if (!data.ok()) return data.status();
-  auto team = RankTeam::create(layer_config(options.execution, data->shape, data->clamp, most_tokens), data->weights,
-                               data->shared);
+  auto team = RankTeam::create(layer_config(options.execution, data->shape, data->clamp, most_tokens), {},
+                               data->weights, data->shared);
   if (!team.ok()) return team.status();
   const MachineRates rates = measure_machine(machine.num_cores);
   if (!as_json) {

@@ -105,6 +105,10 @@ void read_execution(Reader& reader, Execution& execution) {
                   "choose one of them");
     }
   }
+  reader.wholes("gpus", "GPUs", 1023, kMaxRanks, execution.gpus);
+  if (execution.backend != "cuda") {
+    reader.refuse("gpus", "GPUs belong to --device cuda", "leave it out, or give --device cuda");
+  }
 }
 
 Routing parse_routing(Reader& reader, const std::string& text) {
@@ -225,10 +229,6 @@ void read_part(Reader& reader, BlockPart& part) {
 /// Ranks as processes: those that --processes asks for, or those that a launcher has started.
 void read_processes(Reader& reader, std::optional<uint32_t> launched_ranks, Execution& execution) {
   execution.as_processes = reader.has("processes") || launched_ranks;
-  if (execution.as_processes && execution.backend == "cuda") {
-    reader.fail("device", "ranks on a GPU must be threads of one process", "cuda with ranks as processes",
-                launched_ranks ? "start one process without a launcher" : "leave out --processes");
-  }
   if (!launched_ranks) return;
   if (reader.has("processes")) {
     reader.fail("processes", "it starts the ranks, so no launcher may have done that", "a rank of a launcher",

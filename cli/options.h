@@ -43,6 +43,7 @@ struct Execution {
   uint32_t num_threads = 0;
   uint64_t timeout_ns = kDefaultTimeoutNs;
   bool as_processes = false;
+  std::vector<uint32_t> gpus;  ///< That the ranks use in turn; empty: all.
 };
 
 struct RandomChoice {

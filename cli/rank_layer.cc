@@ -1,9 +1,13 @@
 // Shapes of the views, said once.
 #include "cli/rank_layer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
+#include "api/machine.h"
+#include "api/registry.h"
 #include "core/reference/layer.h"
 
 namespace megamoe::cli {
@@ -14,6 +18,23 @@ TensorView codes_view(const io::Buffer<uint8_t>& codes, int64_t experts, int64_t
 }
 
 }  // namespace
+
+Result<std::vector<int32_t>> rank_devices(const Execution& execution) {
+  std::vector<int32_t> devices;
+  if (execution.backend != "cuda") return devices;
+  if (const auto backend = api::choose_backend("cuda"); !backend.ok()) return backend.status();
+  const uint32_t num_gpus = api::num_gpus();
+  for (const uint32_t gpu : execution.gpus)
+    if (gpu >= num_gpus)
+      return Status(Code::kInvalidArgument,
+                    fmt::format("megamoe run --gpus: each must be one of the {} GPUs, counted from 0, got {}; megamoe "
+                                "doctor lists them",
+                                num_gpus, gpu));
+  for (uint32_t rank = 0; rank < execution.num_ranks; ++rank)
+    devices.push_back(
+        static_cast<int32_t>(execution.gpus.empty() ? rank % num_gpus : execution.gpus[rank % execution.gpus.size()]));
+  return devices;
+}
 
 ExpertWeights weights_view(const io::LayerWeights& weights, const io::SharedExperts& shared) {
   const int64_t experts = weights.num_local_experts();

@@ -3,13 +3,19 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "cli/options.h"
 #include "io/layer_files.h"
 #include "io/moe_checkpoint.h"
 #include "io/moe_weights.h"
 #include "megamoe/moe_layer.h"
 
 namespace megamoe::cli {
+
+/// The GPU of each rank, in turn over those that the options name, or over all. Empty on the CPU.
+/// Errors: kInvalidArgument for a GPU that is not there; kNotSupported where there is none at all.
+Result<std::vector<int32_t>> rank_devices(const Execution& execution);
 
 /// A view of a rank's experts and of the shared ones, which must outlive the layer that is given it.
 ExpertWeights weights_view(const io::LayerWeights& weights, const io::SharedExperts& shared);

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "api/machine.h"
+#include "api/tensor_store.h"
 #include "cli/layer_data.h"
 #include "cli/progress.h"
 #include "cli/rank_layer.h"
@@ -164,10 +165,17 @@ Result<io::Buffer<uint16_t>> run_layer(const std::shared_ptr<SymmetricMemory>& g
   Stopwatch watch;
   auto output = io::Buffer<uint16_t>::allocate(uint64_t{num_tokens} * data.shape.hidden, "this rank's output rows");
   MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, output.status(), "memory for this rank's output", timeout_ns));
+  auto store = api::TensorStore::create(options.execution.backend, group->device_index());
+  MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, store.status(), "memory for tensors", timeout_ns));
   auto layer = MoeLayer::create(
       layer_config(options.execution, data.shape, data.clamp, data.most_tokens(), data.shared.num_experts), group);
   if (!layer.ok()) return layer.status();
-  const Status loaded = layer->load_weights(weights_view(data.weights.front(), data.shared));
+  ExpertWeights weights = weights_view(data.weights.front(), data.shared);
+  Status loaded = store->place({&weights.w13, &weights.w13_scale, &weights.w2, &weights.w2_scale, &weights.shared_w13,
+                                &weights.shared_w13_scale, &weights.shared_w2, &weights.shared_w2_scale});
+  if (loaded.ok()) loaded = layer->load_weights(weights);
+  ForwardArgs args = forward_args(data.inputs, 0, num_tokens, output->span());
+  if (loaded.ok()) loaded = store->place({&args.hidden_states, &args.topk_ids, &args.topk_weights, &args.output});
   MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, loaded, "weights of the layer", timeout_ns));
   report.times.create_ns = watch.lap_ns();
 
@@ -175,17 +183,22 @@ Result<io::Buffer<uint16_t>> run_layer(const std::shared_ptr<SymmetricMemory>& g
   {
     const Progress progress("running the layer", 0);
     figures.start_ns = steady_ns();
-    MEGAMOE_RETURN_IF_ERROR(layer->forward(forward_args(data.inputs, 0, num_tokens, output->span())));
+    MEGAMOE_RETURN_IF_ERROR(layer->forward(args));
     figures.end_ns = steady_ns();
   }
+  MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, store->fetch(args.output), "copy of the output", timeout_ns));
   const ForwardReport mine = layer->last_report();
   figures.times.add_stages(mine);
   figures.num_experts = mine.rows_per_expert.size();
   if (data.shared_inputs) {
     auto second = io::Buffer<uint16_t>::allocate(output->size(), "the rows of the shared experts");
     MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, second.status(), "memory for the shared experts' rows", timeout_ns));
-    MEGAMOE_RETURN_IF_ERROR(layer->forward(forward_args(*data.shared_inputs, 0, num_tokens, second->span())));
+    ForwardArgs shared = forward_args(*data.shared_inputs, 0, num_tokens, second->span());
+    const Status placed = store->place({&shared.hidden_states, &shared.topk_ids, &shared.topk_weights, &shared.output});
+    MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, placed, "memory for the shared experts' call", timeout_ns));
+    MEGAMOE_RETURN_IF_ERROR(layer->forward(shared));
     figures.end_ns = steady_ns();
+    MEGAMOE_RETURN_IF_ERROR(all_go_on(*group, store->fetch(shared.output), "copy of the shared rows", timeout_ns));
     figures.times.add_stages(layer->last_report());
     add_rows(second->span(), output->span());
   }
@@ -196,13 +209,21 @@ Result<io::Buffer<uint16_t>> run_layer(const std::shared_ptr<SymmetricMemory>& g
   return gather_rows(*group, data, output.value(), timeout_ns);
 }
 
+/// A rank whose options cannot be read joins like the others, to tell them: on the CPU, where it does not know better.
+Result<std::shared_ptr<SymmetricMemory>> join(const Result<RunOptions>& options, const ProcessGroupOptions& group) {
+  if (!options.ok() || options->execution.backend != "cuda") return join_process_group(group);
+  auto devices = rank_devices(options->execution);
+  if (!devices.ok()) return devices.status();
+  return join_cuda_process_group(group, devices.value()[group.rank]);
+}
+
 }  // namespace
 
 Result<Verdict> run_rank_process(const Arguments& arguments, const Result<RunOptions>& options,
                                  ProcessGroupOptions group) {
   const uint64_t timeout_ns = options.ok() ? options->execution.timeout_ns : kRefusalTimeoutNs;
   group.timeout_ns = timeout_ns;
-  auto joined = join_process_group(group);
+  auto joined = join(options, group);
   if (!joined.ok()) return options.ok() ? joined.status() : options.status();
   std::shared_ptr<SymmetricMemory> member = std::move(joined).value();
   MEGAMOE_RETURN_IF_ERROR(all_go_on(*member, options.status(), "reading of options", timeout_ns));

@@ -12,10 +12,11 @@
 namespace megamoe::cli {
 namespace {
 
-Result<std::vector<api::TensorStore>> make_stores(const std::string& backend, uint32_t num_ranks) {
+Result<std::vector<api::TensorStore>> make_stores(const std::string& backend, const std::vector<int32_t>& devices,
+                                                  uint32_t num_ranks) {
   std::vector<api::TensorStore> stores;
   for (uint32_t rank = 0; rank < num_ranks; ++rank) {
-    auto store = api::TensorStore::create(backend);
+    auto store = api::TensorStore::create(backend, devices.empty() ? 0 : devices[rank]);
     if (!store.ok()) return store.status();
     stores.push_back(std::move(store).value());
   }
@@ -40,14 +41,14 @@ Status for_each_rank(uint32_t num_ranks, const std::function<Status(uint32_t)>& 
   return found == results.end() ? Status() : *found;
 }
 
-Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights,
-                                  const io::SharedExperts& shared) {
+Result<RankTeam> RankTeam::create(const LayerConfig& config, const std::vector<int32_t>& devices,
+                                  const std::vector<io::LayerWeights>& weights, const io::SharedExperts& shared) {
   const auto num_ranks = static_cast<uint32_t>(weights.size());
-  auto stores = make_stores(config.backend, num_ranks);
+  auto stores = make_stores(config.backend, devices, num_ranks);
   if (!stores.ok()) return stores.status();
-  auto group = config.backend == "cuda" ? make_cuda_thread_group(num_ranks) : make_thread_group(num_ranks);
+  auto group = config.backend == "cuda" ? make_cuda_thread_group(devices) : make_thread_group(num_ranks);
   if (!group.ok()) return group.status();
-  RankTeam team(num_ranks, config.backend);
+  RankTeam team(num_ranks, config.backend, devices);
   team.weights_ = std::move(stores).value();
   MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks, [&](uint32_t rank) -> Status {
     auto layer = MoeLayer::create(config, group.value()[rank]);
@@ -76,7 +77,7 @@ Result<uint64_t> RankTeam::forward(const io::LayerInputs& inputs, const std::vec
   for (uint32_t rank = 1; rank < num_ranks(); ++rank) {
     first_token[rank] = first_token[rank - 1] + tokens_per_rank[rank - 1];
   }
-  auto stores = make_stores(backend_, num_ranks());
+  auto stores = make_stores(backend_, devices_, num_ranks());
   if (!stores.ok()) return stores.status();
   std::vector<ForwardArgs> args(num_ranks());
   MEGAMOE_RETURN_IF_ERROR(for_each_rank(num_ranks(), [&](uint32_t rank) {

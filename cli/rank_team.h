@@ -29,10 +29,11 @@ class RankTeam {
   /// Layers leave their group together: each on its own thread.
   ~RankTeam();
 
-  /// Creates a layer on every rank of a group of threads (backend cuda: on the first GPU) and gives it its experts
-  /// and the shared ones, which must outlive the team; they are copied to the GPU where that runs the layer.
-  static Result<RankTeam> create(const LayerConfig& config, const std::vector<io::LayerWeights>& weights,
-                                 const io::SharedExperts& shared);
+  /// Creates a layer on every rank of a group of threads and gives it its experts and the shared ones, which must
+  /// outlive the team; they are copied to the GPU where that runs the layer.
+  /// @param devices  the GPU of each rank, with backend cuda
+  static Result<RankTeam> create(const LayerConfig& config, const std::vector<int32_t>& devices,
+                                 const std::vector<io::LayerWeights>& weights, const io::SharedExperts& shared);
 
   /// One call on every rank. `output` holds BF16 rows in the order of `inputs`. Returns the nanoseconds from the first
   /// rank's start to the last rank's end, without copies to and from a GPU.
@@ -46,9 +47,11 @@ class RankTeam {
   std::vector<uint64_t> rows_per_expert() const;
 
  private:
-  RankTeam(uint32_t num_ranks, std::string backend) : backend_(std::move(backend)), layers_(num_ranks) {}
+  RankTeam(uint32_t num_ranks, std::string backend, std::vector<int32_t> devices)
+      : backend_(std::move(backend)), devices_(std::move(devices)), layers_(num_ranks) {}
 
   std::string backend_;
+  std::vector<int32_t> devices_;
   std::vector<api::TensorStore> weights_;        ///< By rank.
   std::vector<std::optional<MoeLayer>> layers_;  ///< By rank; none in a team that was moved from.
 };

@@ -22,9 +22,11 @@ Result<io::Buffer<uint16_t>> run_threads(const LayerData& data, const RunOptions
   auto output = io::Buffer<uint16_t>::allocate(data.inputs.num_tokens * data.shape.hidden, "the output rows");
   if (!output.ok()) return output;
   Stopwatch watch;
+  auto devices = rank_devices(options.execution);
+  if (!devices.ok()) return devices.status();
   auto team = RankTeam::create(
       layer_config(options.execution, data.shape, data.clamp, data.most_tokens(), data.shared.num_experts),
-      data.weights, data.shared);
+      devices.value(), data.weights, data.shared);
   if (!team.ok()) return team.status();
   report.times.create_ns = watch.lap_ns();
   {
@@ -68,6 +70,7 @@ Result<Verdict> run_command(const Arguments& arguments) {
   }
   // Before anything is loaded.
   if (const auto backend = api::choose_backend(options->execution.backend); !backend.ok()) return backend.status();
+  if (const auto devices = rank_devices(options->execution); !devices.ok()) return devices.status();
   Stopwatch watch;
   auto data = load_layer(options.value(), {0, options->execution.num_ranks});
   if (!data.ok()) return data.status();

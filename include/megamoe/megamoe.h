@@ -89,7 +89,7 @@ typedef struct megamoe_layer_config {
   uint32_t num_shared_experts;  /* m of size I, the same on every rank; E + m * ranks <= 1,024, K + m <= 32 */
   float routed_scaling;         /* multiplies topk_weights; 0: 1 */
   uint32_t num_logical_experts; /* not 0: topk_ids are logical, see expert_map */
-  uint32_t reserved;            /* 0 */
+  uint32_t num_reserved_sms;    /* SMs of a GPU that its ranks leave to other kernels */
 } megamoe_layer_config;
 
 /* The weights of this rank's experts, n = E / ranks. Borrowed while the layer uses them. */
@@ -155,8 +155,15 @@ MEGAMOE_API void megamoe_set_log_callback(megamoe_log_callback callback, void* u
 
 /* Ranks as threads of this process: fills groups[0 .. num_ranks). */
 MEGAMOE_API megamoe_code megamoe_thread_group_create(uint32_t num_ranks, megamoe_group** groups);
+/* The same with memory on GPUs: rank r's on GPU device_indices[r], as the CUDA runtime counts them; ranks may share a
+ * GPU. Tensors of a rank lie on its GPU. */
+MEGAMOE_API megamoe_code megamoe_cuda_thread_group_create(uint32_t num_ranks, const int32_t* device_indices,
+                                                          megamoe_group** groups);
 /* Collective. Ranks as processes of one host. */
 MEGAMOE_API megamoe_code megamoe_process_group_join(const megamoe_process_options* options, megamoe_group** group);
+/* Collective. The same with memory on GPUs: this rank's on GPU device_index. */
+MEGAMOE_API megamoe_code megamoe_cuda_process_group_join(const megamoe_process_options* options, int32_t device_index,
+                                                         megamoe_group** group);
 MEGAMOE_API uint32_t megamoe_group_rank(const megamoe_group* group);
 MEGAMOE_API uint32_t megamoe_group_num_ranks(const megamoe_group* group);
 /* The membership ends when its layers are destroyed too. Null is ignored. */

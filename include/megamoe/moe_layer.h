@@ -57,6 +57,7 @@ struct LayerConfig {
   uint32_t act_ring_blocks = 0;    ///< Blocks of activations held between the two GEMMs.
   uint32_t unit_blocks = 0;        ///< Blocks of an expert that share a pass over its weights.
   uint32_t lag_units = 0;          ///< Units by which the second GEMM stays behind the first.
+  uint32_t num_reserved_sms = 0;   ///< SMs of a GPU that its ranks leave to other kernels. May differ between ranks.
 };
 
 /// The weights of this rank's experts, in expert order (n = num_experts / num_ranks). Borrowed: they must outlive the

@@ -39,4 +39,14 @@ Result<ProcessGroupOptions> process_group_from_environment();
 /// or a differing num_ranks; kInvalidArgument for a rendezvous folder that others could reach.
 Result<std::shared_ptr<SymmetricMemory>> join_process_group(const ProcessGroupOptions& options);
 
+/// The same with memory on GPUs, for backend cuda: this rank's memory lies on its GPU and is mapped by every rank. GPUs
+/// are told apart by their UUID, so ranks may see different ones under the same index. Ranks that share a GPU take
+/// turns on it (see warnings()). Must not be called in a process that was forked after a use of CUDA.
+/// @param device_index  as the CUDA runtime of this process counts GPUs
+/// Errors: also kNotSupported in a build without CUDA or without a driver or GPU; kInvalidArgument for an unknown
+/// index, or where other ranks join with host memory; kNotSupported on all ranks where a GPU cannot reach another's
+/// memory (the sentence names the pairs), found here and by the probe of allocate().
+Result<std::shared_ptr<SymmetricMemory>> join_cuda_process_group(const ProcessGroupOptions& options,
+                                                                 int32_t device_index);
+
 }  // namespace megamoe

@@ -28,6 +28,8 @@ class SymmetricMemory {
   virtual std::string_view transport() const = 0;
   /// Where base() lies: decides which backends can use the group.
   virtual Device device() const { return Device::kCpu; }
+  /// This rank's GPU, as the CUDA runtime of this process counts them; 0 in host memory.
+  virtual int32_t device_index() const { return 0; }
   /// What makes this rank distinguishable to people: "rank 2 (pid 4711)".
   virtual std::string describe(uint32_t rank) const = 0;
 
@@ -48,6 +50,9 @@ class SymmetricMemory {
   virtual Result<std::vector<std::string>> all_gather(std::string_view mine, std::string_view what,
                                                       uint64_t timeout_ns) = 0;
 
+  /// What a user of the group should know, a sentence each: ranks as processes that share a GPU, for one.
+  virtual std::vector<std::string> warnings() const { return {}; }
+
   /// Ranks known to be dead (their process ended without leaving the group); empty where the transport cannot tell.
   virtual std::vector<uint32_t> dead_ranks() const { return {}; }
 
@@ -63,10 +68,14 @@ class SymmetricMemory {
 /// @param num_ranks  1 to kMaxRanks
 Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_thread_group(uint32_t num_ranks);
 
-/// The same with memory on one GPU, which all ranks share: for backend cuda. That GPU must be the current one of each
-/// rank's thread (cudaSetDevice) whenever the rank calls its layer.
-/// @param device_index  as the CUDA runtime counts GPUs
-/// Errors: kNotSupported in a build without CUDA, or without a driver or GPU; kInvalidArgument for an unknown index.
+/// The same with memory on GPUs, for backend cuda: rank r's memory lies on GPU device_indices[r]. Ranks may share a
+/// GPU. Each rank's layer works on its own GPU whatever the current one of its thread is.
+/// @param device_indices  one for each rank, 1 to kMaxRanks; as the CUDA runtime counts GPUs
+/// Errors: kNotSupported in a build without CUDA, without a driver or GPU, or where a GPU cannot reach another's memory
+/// (the sentence names the pairs); kInvalidArgument for an unknown index.
+/// allocate() also tries every directed pair: each rank writes into every rank's memory, each owner reads on its GPU.
+Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_cuda_thread_group(std::span<const int32_t> device_indices);
+/// All ranks on one GPU.
 Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_cuda_thread_group(uint32_t num_ranks,
                                                                              int32_t device_index = 0);
 

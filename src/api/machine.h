@@ -12,4 +12,7 @@ std::string_view simd_level();
 /// The levels this CPU can run, slowest first.
 std::vector<std::string_view> usable_simd_levels();
 
+/// GPUs that this process sees; 0 without a driver, or in a build without CUDA. Creates no context.
+uint32_t num_gpus();
+
 }  // namespace megamoe::api

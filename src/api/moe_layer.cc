@@ -108,6 +108,7 @@ class MoeLayer::Impl {
     api::log(api::LogLevel::kInfo,
              fmt::format("rank {} of {} ({}): backend {}, {} bytes of workspace", group_->rank(), group_->num_ranks(),
                          group_->transport(), plan_.report.backend, plan_.report.workspace_bytes));
+    for (const std::string& warning : group_->warnings()) api::log(api::LogLevel::kWarning, warning);
     return {};
   }
 
@@ -159,7 +160,7 @@ class MoeLayer::Impl {
   InputViews input_views() const {
     const backends::DeviceMemory* memory = backend_->device_memory();
     return backends::input_views(backends::make_view(plan_, *group_),
-                                 memory == nullptr ? Device::kCpu : memory->device());
+                                 memory == nullptr ? Device::kCpu : memory->device(), group_->device_index());
   }
 
   Status reset() {

@@ -67,9 +67,9 @@ Result<const backends::Backend*> choose_backend(const std::string& name, const S
                               backend.name(), on_gpu ? "of the host" : "on a GPU", group.transport(),
                               on_gpu ? "on a GPU" : "of the host",
                               on_gpu ? "use make_thread_group or join_process_group, or backend cuda"
-                                     : "use make_cuda_thread_group, or backend cpu")};
+                                     : "use make_cuda_thread_group or join_cuda_process_group, or backend cpu")};
   }
-  if (const Status status = backend.available(); !status.ok()) return status;
+  if (const Status status = backend.available(group.device_index()); !status.ok()) return status;
   return found;
 }
 

@@ -20,8 +20,9 @@ namespace megamoe::api {
 class TensorStore {
  public:
   /// @param backend  a backend's name, or "auto"
+  /// @param device_index  the GPU of the rank that the tensors are for, where the backend works on GPUs
   /// Errors: those of choose_backend.
-  static Result<TensorStore> create(const std::string& backend);
+  static Result<TensorStore> create(const std::string& backend, int32_t device_index = 0);
 
   /// Copies the elements to where the backend needs them and makes `view` one of the copy, with the same strides. The
   /// copy lives as long as this. An absent view stays absent.
@@ -39,9 +40,11 @@ class TensorStore {
     const void* data = nullptr;  ///< Of the placed view.
   };
 
-  explicit TensorStore(const backends::DeviceMemory* memory) : memory_(memory) {}
+  TensorStore(const backends::DeviceMemory* memory, int32_t device_index)
+      : memory_(memory), device_index_(device_index) {}
 
   const backends::DeviceMemory* memory_;
+  int32_t device_index_;
   std::vector<Copy> copies_;
 };
 

@@ -138,8 +138,8 @@ Result<TensorView> readable(const Context& context, const char* what, const Tens
     return Status{Code::kOutOfMemory, fmt::format("{}: {} bytes of host memory must be free to check {}, and they are "
                                                   "not; keep its rows closer together",
                                                   context.where, extent.bytes(), what)};
-  MEGAMOE_RETURN_IF_ERROR(
-      memory->copy(copy.get(), static_cast<const std::byte*>(view.data) + extent.begin, extent.bytes()));
+  MEGAMOE_RETURN_IF_ERROR(memory->copy(copy.get(), static_cast<const std::byte*>(view.data) + extent.begin,
+                                       extent.bytes(), view.device_index));
   TensorView host = view;
   host.data = copy.get() - extent.begin;
   host.device = Device::kCpu;

@@ -55,12 +55,13 @@ inline protocol::RankView make_view(const BackendPlan& plan, const SymmetricMemo
 }
 
 /// This rank's own.
-inline InputViews input_views(const protocol::RankView& view, Device device) {
+inline InputViews input_views(const protocol::RankView& view, Device device, int32_t device_index = 0) {
   const protocol::Workspace& w = view.layout;
   const int64_t tokens = view.spec.max_tokens, hidden = view.spec.shape.hidden, groups = view.spec.hidden_groups();
   InputViews views{TensorView::dense(w.input_codes.in(view.own()), DType::kFloat8E4M3, {tokens, hidden}),
                    TensorView::dense(w.input_scales.in(view.own()), DType::kFloat32, {tokens, groups})};
   views.codes.device = views.scales.device = device;
+  views.codes.device_index = views.scales.device_index = device_index;
   return views;
 }
 
@@ -90,10 +91,11 @@ class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
   virtual Device device() const = 0;
+  virtual int32_t num_devices() const = 0;
   /// Freed with its last owner.
-  virtual Result<std::shared_ptr<std::byte>> allocate(uint64_t bytes) const = 0;
-  /// From host memory to there or back. The bytes have arrived on return; waits for no running call.
-  virtual Status copy(void* to, const void* from, uint64_t bytes) const = 0;
+  virtual Result<std::shared_ptr<std::byte>> allocate(uint64_t bytes, int32_t device_index) const = 0;
+  /// From host memory to the device or back. The bytes have arrived on return; waits for no running call.
+  virtual Status copy(void* to, const void* from, uint64_t bytes, int32_t device_index) const = 0;
 };
 
 /// A compiled backend. See registry.cc for the list.
@@ -102,7 +104,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   /// Ok where this machine can run it at all; else the reason ("no NVIDIA driver found").
-  virtual Status available() const = 0;
+  /// @param device_index  the GPU in question, where it runs on GPUs
+  virtual Status available(int32_t device_index = 0) const = 0;
   /// Where the group's memory and all tensors must lie; null for host memory.
   virtual const DeviceMemory* device_memory() const { return nullptr; }
   /// Ok where the shape can run; else the sentence with the nearest supported value. Allocates nothing.

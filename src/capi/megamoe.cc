@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -161,12 +162,16 @@ Status read_config(const char* function, const megamoe_layer_config* given, Laye
   config.num_shared_experts = c.num_shared_experts;
   if (c.routed_scaling != 0) config.routed_scaling = c.routed_scaling;
   config.num_logical_experts = c.num_logical_experts;
+  config.num_reserved_sms = c.num_reserved_sms;
   return {};
 }
 
-Status join(const megamoe_process_options* given, megamoe_group** group) {
+/// @param device_index  null: host memory
+Status join(const char* function, const megamoe_process_options* given, const int32_t* device_index,
+            megamoe_group** group) {
+  if (group == nullptr) return null_argument(function, "group");
   megamoe_process_options c = {};
-  MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_process_group_join", given, c));
+  MEGAMOE_RETURN_IF_ERROR(read_struct(function, given, c));
   ProcessGroupOptions options;
   if (c.num_ranks == 0) {
     Result<ProcessGroupOptions> read = process_group_from_environment();
@@ -179,7 +184,8 @@ Status join(const megamoe_process_options* given, megamoe_group** group) {
   if (c.name != nullptr) options.name = c.name;
   if (c.rendezvous_dir != nullptr) options.rendezvous_dir = c.rendezvous_dir;
   if (c.timeout_ns != 0) options.timeout_ns = c.timeout_ns;
-  Result<std::shared_ptr<SymmetricMemory>> memory = join_process_group(options);
+  Result<std::shared_ptr<SymmetricMemory>> memory =
+      device_index == nullptr ? join_process_group(options) : join_cuda_process_group(options, *device_index);
   if (!memory.ok()) return memory.status();
   *group = new megamoe_group{std::move(memory).value()};
   return {};
@@ -229,10 +235,27 @@ megamoe_code megamoe_thread_group_create(uint32_t num_ranks, megamoe_group** gro
   }));
 }
 
+megamoe_code megamoe_cuda_thread_group_create(uint32_t num_ranks, const int32_t* device_indices,
+                                              megamoe_group** groups) {
+  return answer(guarded("megamoe_cuda_thread_group_create", [&]() -> Status {
+    if (device_indices == nullptr) return null_argument("megamoe_cuda_thread_group_create", "device_indices");
+    if (groups == nullptr) return null_argument("megamoe_cuda_thread_group_create", "groups");
+    auto members = make_cuda_thread_group(std::span(device_indices, num_ranks));
+    if (!members.ok()) return members.status();
+    for (uint32_t rank = 0; rank < num_ranks; ++rank) groups[rank] = new megamoe_group{members.value()[rank]};
+    return {};
+  }));
+}
+
 megamoe_code megamoe_process_group_join(const megamoe_process_options* options, megamoe_group** group) {
-  return answer(guarded("megamoe_process_group_join", [&]() -> Status {
-    if (group == nullptr) return null_argument("megamoe_process_group_join", "group");
-    return join(options, group);
+  return answer(guarded("megamoe_process_group_join",
+                        [&]() -> Status { return join("megamoe_process_group_join", options, nullptr, group); }));
+}
+
+megamoe_code megamoe_cuda_process_group_join(const megamoe_process_options* options, int32_t device_index,
+                                             megamoe_group** group) {
+  return answer(guarded("megamoe_cuda_process_group_join", [&]() -> Status {
+    return join("megamoe_cuda_process_group_join", options, &device_index, group);
   }));
 }
 

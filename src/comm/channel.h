@@ -13,8 +13,10 @@
 namespace megamoe::comm {
 
 enum class MessageKind : uint32_t {
-  kArrival = 1,  ///< A rank comes to a collective call. Descriptors: with kJoin, the read end of its lifeline.
-  kOutcome = 2,  ///< The coordinator's answer. Descriptors: with kJoin, all lifelines; with kAllocate, the memory.
+  kArrival = 1,  ///< A rank comes to a collective call. Descriptors: with kJoin, the read end of its lifeline;
+                 ///< with kShare, its memory, or none where it has failed.
+  kOutcome = 2,  ///< The coordinator's answer. Descriptors: with kJoin, all lifelines; with kAllocate, the memory
+                 ///< file of a group in host memory; with kShare, every rank's memory.
   kWaiting = 3,  ///< The coordinator counts the rank in; an answer follows, unless rank 0 dies.
   kGoodbye = 4,  ///< A rank leaves the group.
 };

@@ -19,15 +19,18 @@ constexpr uint64_t kNsPerMs = 1'000'000;
 constexpr uint64_t kLingerNs = 1'500 * kNsPerMs;
 constexpr uint64_t kFlushNs = 1'000 * kNsPerMs;
 
+std::string_view memory_text(MemoryKind kind) { return kind == MemoryKind::kHost ? "host memory" : "GPU memory"; }
+
 }  // namespace
 
-Coordinator::Coordinator(uint32_t num_ranks, Listener listener, Descriptor rank0, Descriptor wake)
+Coordinator::Coordinator(uint32_t num_ranks, MemoryKind memory, Listener listener, Descriptor rank0, Descriptor wake)
     : num_ranks_(num_ranks),
+      memory_(memory),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
       meeting_(num_ranks),
       told_(num_ranks, false) {
-  clients_.push_back({Channel(std::move(rank0), kMaxContributionBytes + kMessageSlackBytes), {}, {}, false});
+  clients_.push_back({Channel(std::move(rank0), kMaxContributionBytes + kMessageSlackBytes), {}, {}, {}, false});
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -77,7 +80,7 @@ void Coordinator::serve() {
 
 void Coordinator::accept_clients() {
   while (auto socket = accept_peer(listener_.descriptor()))
-    clients_.push_back({Channel(*std::move(socket), kMaxContributionBytes + kMessageSlackBytes), {}, {}, false});
+    clients_.push_back({Channel(*std::move(socket), kMaxContributionBytes + kMessageSlackBytes), {}, {}, {}, false});
 }
 
 void Coordinator::read_from(Client& client) {
@@ -114,10 +117,12 @@ void Coordinator::handle(Client& client, Message message) {
   WireArrival wire;
   if (message.kind != MessageKind::kArrival || !decode(message.body, wire)) return client.channel.close();
   if (wire.arrival.collective == Collective::kJoin) return handle_join(client, std::move(wire), std::move(message));
-  if (client.rank != wire.arrival.rank || !message.descriptors.empty()) return client.channel.close();
+  const size_t most_descriptors = wire.arrival.collective == Collective::kShare ? 1 : 0;
+  if (client.rank != wire.arrival.rank || message.descriptors.size() > most_descriptors) return client.channel.close();
   if (!meeting_.broken().ok()) return refuse_client(client, meeting_.broken_status(wire.arrival.collective));
   if (meeting_.has_come(*client.rank)) return client.channel.close();
   collective_ = wire.arrival.collective;
+  if (!message.descriptors.empty()) client.shared = std::move(message.descriptors.front());
   if (auto outcome = meeting_.arrive(std::move(wire.arrival), now_ns())) tell(*std::move(outcome), collective_);
 }
 
@@ -132,6 +137,11 @@ void Coordinator::handle_join(Client& client, WireArrival wire, Message message)
   else if (wire.num_ranks != num_ranks_)
     reason = fmt::format("all ranks must agree on the number of ranks, got {} on rank 0 and {} on {}; check WORLD_SIZE",
                          num_ranks_, wire.num_ranks, who);
+  else if (wire.memory != memory_)
+    reason = fmt::format(
+        "all ranks must join with memory of one kind, got {} on rank 0 and {} on {}; start all ranks "
+        "with one command line",
+        memory_text(memory_), memory_text(wire.memory), who);
   else if (arrival.rank >= num_ranks_)
     reason = fmt::format("ranks must be below the number of ranks, {}, got {}", num_ranks_, who);
   else if (meeting_.has_come(arrival.rank))
@@ -159,15 +169,27 @@ void Coordinator::refuse_client(Client& client, const Status& status) {
   client.channel.queue({MessageKind::kOutcome, encode(Outcome{status, {}, {}}), {}});
 }
 
-Status Coordinator::attach_memory(const Outcome& outcome, std::shared_ptr<const Descriptor>& memory) const {
+Status Coordinator::attach_memory(const Outcome& outcome,
+                                  std::vector<std::shared_ptr<const Descriptor>>& attached) const {
   const Result<uint64_t> bytes = agree_on_bytes(outcome.contributions);
   if (!bytes.ok()) return bytes.status();
   const Result<RegionSizes> sizes = region_sizes(bytes.value(), num_ranks_);
   if (!sizes.ok()) return sizes.status();
+  if (memory_ != MemoryKind::kHost) return {};
   Result<Descriptor> file = create_memory_file(sizes.value().total_bytes);
   if (!file.ok()) return file.status();
-  memory = std::make_shared<const Descriptor>(std::move(file).value());
+  attached.push_back(std::make_shared<const Descriptor>(std::move(file).value()));
   return {};
+}
+
+std::vector<std::shared_ptr<const Descriptor>> Coordinator::take_shared() {
+  std::vector<std::shared_ptr<const Descriptor>> by_rank(num_ranks_);
+  for (Client& client : clients_)
+    if (client.rank) by_rank[*client.rank] = std::exchange(client.shared, nullptr);
+  const bool is_complete =
+      std::all_of(by_rank.begin(), by_rank.end(), [](const auto& item) { return item != nullptr; });
+  if (!is_complete) by_rank.clear();  // Somebody has failed and says so in its contribution.
+  return by_rank;
 }
 
 void Coordinator::complete_join(const Outcome& outcome) {
@@ -189,17 +211,14 @@ void Coordinator::tell(Outcome outcome, Collective collective) {
     end_forming();  // Before anyone is told: whoever returns finds nothing left of the rendezvous.
     complete_join(outcome);
   } else {
-    std::shared_ptr<const Descriptor> memory;
-    if (collective == Collective::kAllocate && outcome.status.ok()) {
-      outcome.status = attach_memory(outcome, memory);
-    }
+    std::vector<std::shared_ptr<const Descriptor>> attached = take_shared();
+    if (!outcome.status.ok()) attached.clear();
+    if (collective == Collective::kAllocate && outcome.status.ok()) outcome.status = attach_memory(outcome, attached);
     const std::string body = encode(outcome);
     for (Client& client : clients_) {
       if (!client.rank || std::find(outcome.ranks.begin(), outcome.ranks.end(), *client.rank) == outcome.ranks.end())
         continue;
-      Message message{MessageKind::kOutcome, body, {}};
-      if (memory) message.descriptors.push_back(memory);
-      client.channel.queue(std::move(message));
+      client.channel.queue({MessageKind::kOutcome, body, attached});
       if (collective == Collective::kJoin) told_[*client.rank] = true;
     }
   }

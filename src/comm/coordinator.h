@@ -19,7 +19,7 @@ namespace megamoe::comm {
 /// Serves until stop(). Rank 0 itself is a client like the others, over a socket pair.
 class Coordinator {
  public:
-  Coordinator(uint32_t num_ranks, Listener listener, Descriptor rank0, Descriptor wake);
+  Coordinator(uint32_t num_ranks, MemoryKind memory, Listener listener, Descriptor rank0, Descriptor wake);
   ~Coordinator() { stop(); }
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
@@ -32,6 +32,7 @@ class Coordinator {
     Channel channel;
     std::optional<uint32_t> rank;
     std::shared_ptr<const Descriptor> lifeline;  // Until it is handed on.
+    std::shared_ptr<const Descriptor> shared;    // With kShare, until the call ends.
     bool left = false;
   };
 
@@ -43,7 +44,8 @@ class Coordinator {
   void handle_join(Client& client, WireArrival wire, Message message);
   void refuse_client(Client& client, const Status& status);
   void tell(Outcome outcome, Collective collective);
-  Status attach_memory(const Outcome& outcome, std::shared_ptr<const Descriptor>& memory) const;
+  Status attach_memory(const Outcome& outcome, std::vector<std::shared_ptr<const Descriptor>>& attached) const;
+  std::vector<std::shared_ptr<const Descriptor>> take_shared();
   void complete_join(const Outcome& outcome);
   void forget_lost_clients();
   bool has_queued() const;
@@ -52,6 +54,7 @@ class Coordinator {
   void end_forming();
 
   const uint32_t num_ranks_;
+  const MemoryKind memory_;
   Listener listener_;
   Descriptor wake_;
   std::list<Client> clients_;

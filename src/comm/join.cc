@@ -47,7 +47,8 @@ bool is_lifeline(int descriptor) {
 }
 
 /// Rank 0: the rendezvous and a coordinator behind it. Nothing where another process holds the rendezvous.
-Result<std::optional<Descriptor>> become_coordinator(const ProcessGroupOptions& options, const RendezvousPlace& place,
+Result<std::optional<Descriptor>> become_coordinator(const ProcessGroupOptions& options, MemoryKind memory,
+                                                     const RendezvousPlace& place,
                                                      std::unique_ptr<Coordinator>& coordinator) {
   Result<std::optional<Listener>> listener = Listener::open(place);
   if (!listener.ok()) return listener.status();
@@ -58,8 +59,8 @@ Result<std::optional<Descriptor>> become_coordinator(const ProcessGroupOptions& 
   Descriptor mine(ends[0]), theirs(ends[1]);
   Descriptor wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) return no_descriptors("eventfd", errno);
-  coordinator = std::make_unique<Coordinator>(options.num_ranks, *std::move(listener.value()), std::move(theirs),
-                                              std::move(wake));
+  coordinator = std::make_unique<Coordinator>(options.num_ranks, memory, *std::move(listener.value()),
+                                              std::move(theirs), std::move(wake));
   return std::optional<Descriptor>(std::move(mine));
 }
 
@@ -71,11 +72,11 @@ Status rank0_did_not_come(const ProcessGroupOptions& options) {
 }
 
 /// A connection to the coordinator, by the deadline.
-Result<Descriptor> find_hub(const ProcessGroupOptions& options, const RendezvousPlace& place, uint64_t deadline_ns,
-                            std::unique_ptr<Coordinator>& coordinator) {
+Result<Descriptor> find_hub(const ProcessGroupOptions& options, MemoryKind memory, const RendezvousPlace& place,
+                            uint64_t deadline_ns, std::unique_ptr<Coordinator>& coordinator) {
   for (uint64_t pause_ms = 1;; pause_ms = std::min<uint64_t>(pause_ms * 2, 20)) {
     if (options.rank == 0) {
-      Result<std::optional<Descriptor>> hub = become_coordinator(options, place, coordinator);
+      Result<std::optional<Descriptor>> hub = become_coordinator(options, memory, place, coordinator);
       if (!hub.ok()) return hub.status();
       if (hub.value()) return *std::move(hub.value());
     }
@@ -89,12 +90,12 @@ Result<Descriptor> find_hub(const ProcessGroupOptions& options, const Rendezvous
 
 /// Says who this is, waits for the answer, checks it. False where the coordinator went away before it counted this rank
 /// in: it then was busy ending another group.
-Result<bool> introduce(const ProcessGroupOptions& options, uint64_t deadline_ns, Joined& joined) {
+Result<bool> introduce(const ProcessGroupOptions& options, MemoryKind memory, uint64_t deadline_ns, Joined& joined) {
   const uint64_t left_ns = deadline_ns - std::min(deadline_ns, now_ns());
   const uint64_t spent_ns = options.timeout_ns - std::min(options.timeout_ns, left_ns);
   Arrival arrival{options.rank,       Collective::kJoin, kForming, fmt::format("{}", ::getpid()), 0,
                   options.timeout_ns, spent_ns};
-  Message hello{MessageKind::kArrival, encode({kWireVersion, options.num_ranks, std::move(arrival)}), {}};
+  Message hello{MessageKind::kArrival, encode({kWireVersion, options.num_ranks, memory, std::move(arrival)}), {}};
   const int read_end = ::fcntl(joined.own.read_end.get(), F_DUPFD_CLOEXEC, 0);
   if (read_end < 0) return no_descriptors("dup", errno);
   hello.descriptors.push_back(std::make_shared<const Descriptor>(read_end));
@@ -137,12 +138,8 @@ Result<bool> introduce(const ProcessGroupOptions& options, uint64_t deadline_ns,
 }
 
 }  // namespace
-}  // namespace megamoe::comm
 
-namespace megamoe {
-
-Result<std::shared_ptr<SymmetricMemory>> join_process_group(const ProcessGroupOptions& options) {
-  using namespace comm;
+Result<std::shared_ptr<ProcessMember>> join(const ProcessGroupOptions& options, std::unique_ptr<ProcessMemory> memory) {
   if (options.num_ranks < 1 || options.num_ranks > kMaxRanks)
     return Status{Code::kInvalidArgument,
                   fmt::format("join_process_group: num_ranks must be 1 to {}, got {}", kMaxRanks, options.num_ranks)};
@@ -161,21 +158,31 @@ Result<std::shared_ptr<SymmetricMemory>> join_process_group(const ProcessGroupOp
     joined.own = std::move(lifeline).value();
     joined.wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!joined.wake.is_open()) return no_descriptors("eventfd", errno);
-    Result<Descriptor> hub = find_hub(options, place.value(), deadline_ns, joined.coordinator);
+    Result<Descriptor> hub = find_hub(options, memory->kind(), place.value(), deadline_ns, joined.coordinator);
     if (!hub.ok()) {
       remove_abandoned(place.value());
       return hub.status();
     }
     joined.hub = Channel(std::move(hub).value(), max_body_bytes);
-    const Result<bool> introduced = introduce(options, deadline_ns, joined);
+    const Result<bool> introduced = introduce(options, memory->kind(), deadline_ns, joined);
     if (introduced.ok() && introduced.value())
-      return std::shared_ptr<SymmetricMemory>(std::make_shared<ProcessMember>(std::move(joined)));
+      return std::make_shared<ProcessMember>(std::move(joined), std::move(memory));
     joined.own.say_goodbye();  // To ranks that may have been let in before the forming failed.
     remove_abandoned(place.value());
     if (!introduced.ok()) return introduced.status();
     if (now_ns() >= deadline_ns) return rank0_did_not_come(options);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
+}
+
+}  // namespace megamoe::comm
+
+namespace megamoe {
+
+Result<std::shared_ptr<SymmetricMemory>> join_process_group(const ProcessGroupOptions& options) {
+  auto member = comm::join(options, std::make_unique<comm::HostProcessMemory>());
+  if (!member.ok()) return member.status();
+  return std::shared_ptr<SymmetricMemory>(std::move(member).value());
 }
 
 }  // namespace megamoe

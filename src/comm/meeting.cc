@@ -20,6 +20,7 @@ std::string_view where(Collective collective) {
     case Collective::kJoin:
       return "join_process_group";
     case Collective::kAllocate:
+    case Collective::kShare:
     case Collective::kConfirm:
       return "symmetric_memory.allocate";
     case Collective::kRelease:

@@ -11,7 +11,11 @@
 
 namespace megamoe::comm {
 
-enum class Collective : uint8_t { kJoin, kAllocate, kConfirm, kRelease, kAllGather };
+/// kShare: every rank brings a descriptor and gets those of all ranks.
+enum class Collective : uint8_t { kJoin, kAllocate, kShare, kConfirm, kRelease, kAllGather };
+
+/// Whose memory the ranks of a group of processes share; the same on all of them.
+enum class MemoryKind : uint8_t { kHost, kGpu };
 
 /// "symmetric_memory.all_gather": how messages about the call begin.
 std::string_view where(Collective collective);

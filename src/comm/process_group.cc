@@ -7,11 +7,9 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "comm/clock.h"
-#include "comm/memfd.h"
 #include "comm/wire.h"
 
 namespace megamoe::comm {
@@ -27,19 +25,6 @@ bool contains(const std::vector<uint32_t>& ranks, uint32_t rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-std::string encode_status(const Status& status) {
-  return status.ok() ? "" : fmt::format("{} {}", static_cast<unsigned>(status.code()), status.message());
-}
-
-Status decode_status(const std::string& text) {
-  if (text.empty()) return {};
-  unsigned code = static_cast<unsigned>(Code::kInternal);
-  const auto end = std::from_chars(text.data(), text.data() + text.size(), code).ptr;
-  if (code == 0 || code > static_cast<unsigned>(Code::kInternal)) code = static_cast<unsigned>(Code::kInternal);
-  const size_t begin = std::min<size_t>(static_cast<size_t>(end - text.data()) + 1, text.size());
-  return {static_cast<Code>(code), text.substr(begin)};
-}
-
 }  // namespace
 
 void Lifeline::say_goodbye() const {
@@ -47,7 +32,8 @@ void Lifeline::say_goodbye() const {
   static_cast<void>(!::write(write_end.get(), &byte, 1));
 }
 
-ProcessMember::ProcessMember(Joined joined) : joined_(std::move(joined)) {
+ProcessMember::ProcessMember(Joined joined, std::unique_ptr<ProcessMemory> memory)
+    : joined_(std::move(joined)), memory_(std::move(memory)) {
   watcher_ = std::thread([this] { watch(); });
 }
 
@@ -83,7 +69,7 @@ void ProcessMember::break_locked(Code code, std::string reason) {
   changed_.notify_all();
 }
 
-ProcessMember::Met ProcessMember::meet(Arrival arrival) {
+Met ProcessMember::meet(Arrival arrival, std::shared_ptr<const Descriptor> descriptor) {
   const Collective collective = arrival.collective;
   const std::string what = arrival.what;
   const uint64_t timeout_ns = arrival.timeout_ns;
@@ -100,8 +86,12 @@ ProcessMember::Met ProcessMember::meet(Arrival arrival) {
             {}};
   is_waiting_ = true;
   answer_.reset();
-  if (joined_.hub.is_open())
-    joined_.hub.queue({MessageKind::kArrival, encode({kWireVersion, num_ranks(), std::move(arrival)}), {}});
+  if (joined_.hub.is_open()) {
+    Message message{
+        MessageKind::kArrival, encode({kWireVersion, num_ranks(), memory_->kind(), std::move(arrival)}), {}};
+    if (descriptor != nullptr) message.descriptors.push_back(std::move(descriptor));
+    joined_.hub.queue(std::move(message));
+  }
   wake();
   const bool ended =
       changed_.wait_until(lock, time_point_of(limit_ns), [this] { return answer_.has_value() || !broken_.ok(); });
@@ -119,49 +109,34 @@ ProcessMember::Met ProcessMember::meet(Arrival arrival) {
   return {{{broken_.code(), fmt::format("{}: {}", where(collective), broken_.message())}, {}, {}}, {}};
 }
 
-Status ProcessMember::map_memory(uint64_t bytes, const Met& met) {
-  const Result<RegionSizes> sizes = region_sizes(bytes, num_ranks());
-  if (!sizes.ok()) return sizes.status();
-  if (met.descriptors.size() != 1)
-    return {Code::kPeerFailed,
-            fmt::format("symmetric_memory.allocate: rank 0 must send one descriptor, got {}; run the "
-                        "same megamoe on all ranks",
-                        met.descriptors.size())};
-  MEGAMOE_RETURN_IF_ERROR(check_memory_file(met.descriptors.front()->get(), sizes.value().total_bytes));
-  Result<Mapping> mapping = Mapping::shared(met.descriptors.front()->get(), sizes.value().total_bytes);
-  if (!mapping.ok()) return mapping.status();
-  mapping_ = std::move(mapping).value();
-  sizes_ = sizes.value();
-  return {};
-}
-
 Status ProcessMember::allocate(uint64_t bytes, uint64_t timeout_ns) {
-  if (mapping_.base() != nullptr)
+  if (base() != nullptr)
     return {Code::kInvalidArgument, fmt::format("symmetric_memory.allocate: rank {} must have no memory yet, has {} "
                                                 "bytes; release() them first",
-                                                joined_.rank, sizes_.stride_bytes)};
+                                                joined_.rank, stride_bytes())};
   const uint64_t start_ns = now_ns();
-  const Met met =
+  Met met =
       meet({joined_.rank, Collective::kAllocate, "allocation of memory", fmt::format("{}", bytes), 0, timeout_ns, 0});
   MEGAMOE_RETURN_IF_ERROR(met.outcome.status);
-  const Status mapped = map_memory(bytes, met);
-  // One rank that cannot map is an error of all.
-  const Met confirmed = meet({joined_.rank, Collective::kConfirm, "mapping of memory", encode_status(mapped), 0,
-                              timeout_ns, now_ns() - start_ns});
-  Status status = confirmed.outcome.status;
-  for (const std::string& contribution : confirmed.outcome.contributions)
-    if (status.ok()) status = decode_status(contribution);
-  if (!status.ok()) {
-    mapping_.reset();
-    sizes_ = {};
-  }
+  Allocating call{joined_.rank, joined_.descriptions, bytes, std::move(met.descriptors), {}, {}, {}};
+  call.meet = [&](Step step) {
+    return meet({joined_.rank, step.collective, std::move(step.what), std::move(step.contribution), 0, timeout_ns,
+                 now_ns() - start_ns},
+                std::move(step.descriptor));
+  };
+  call.left_ns = [&] { return timeout_ns - std::min(timeout_ns, now_ns() - start_ns); };
+  call.is_broken = [&] {
+    const std::lock_guard lock(mutex_);
+    return !broken_.ok();
+  };
+  const Status status = memory_->map(call);
+  if (!status.ok()) memory_->release();
   return status;
 }
 
 Status ProcessMember::release(uint64_t timeout_ns) {
   const Met met = meet({joined_.rank, Collective::kRelease, "release of memory", {}, 0, timeout_ns, 0});
-  mapping_.reset();  // This process's view only, so it goes even where others failed to come.
-  sizes_ = {};
+  memory_->release();  // This process's view only, so it goes even where others failed to come.
   return met.outcome.status;
 }
 

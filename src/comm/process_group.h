@@ -12,7 +12,8 @@
 #include "comm/channel.h"
 #include "comm/coordinator.h"
 #include "comm/meeting.h"
-#include "comm/region.h"
+#include "comm/process_memory.h"
+#include "megamoe/process_group.h"
 #include "megamoe/symmetric_memory.h"
 
 namespace megamoe::comm {
@@ -39,21 +40,24 @@ struct Joined {
 
 class ProcessMember final : public SymmetricMemory {
  public:
-  explicit ProcessMember(Joined joined);
+  ProcessMember(Joined joined, std::unique_ptr<ProcessMemory> memory);
   ~ProcessMember() override;
   ProcessMember(const ProcessMember&) = delete;
   ProcessMember& operator=(const ProcessMember&) = delete;
 
   uint32_t rank() const override { return joined_.rank; }
   uint32_t num_ranks() const override { return static_cast<uint32_t>(joined_.descriptions.size()); }
-  std::string_view transport() const override { return "processes"; }
+  std::string_view transport() const override { return memory_->transport(); }
+  Device device() const override { return memory_->kind() == MemoryKind::kGpu ? Device::kCuda : Device::kCpu; }
+  int32_t device_index() const override { return memory_->device_index(); }
   std::string describe(uint32_t rank) const override;
 
   Status allocate(uint64_t bytes, uint64_t timeout_ns) override;
   Status release(uint64_t timeout_ns) override;
-  std::byte* base() const override { return mapping_.base(); }
-  uint64_t stride_bytes() const override { return sizes_.stride_bytes; }
-  uint64_t allocated_bytes() const override { return sizes_.stride_bytes; }
+  std::byte* base() const override { return memory_->base(); }
+  uint64_t stride_bytes() const override { return memory_->sizes().stride_bytes; }
+  uint64_t allocated_bytes() const override { return memory_->sizes().stride_bytes; }
+  std::vector<std::string> warnings() const override { return memory_->warnings(); }
 
   Result<std::vector<std::string>> all_gather(std::string_view mine, std::string_view what,
                                               uint64_t timeout_ns) override;
@@ -62,13 +66,7 @@ class ProcessMember final : public SymmetricMemory {
   void set_death_callback(std::function<void(uint32_t rank)> on_death) override;
 
  private:
-  struct Met {
-    Outcome outcome;
-    std::vector<std::shared_ptr<const Descriptor>> descriptors;
-  };
-
-  Met meet(Arrival arrival);
-  Status map_memory(uint64_t bytes, const Met& met);
+  Met meet(Arrival arrival, std::shared_ptr<const Descriptor> descriptor = nullptr);
 
   void watch();
   void take_answers();
@@ -80,10 +78,9 @@ class ProcessMember final : public SymmetricMemory {
   void wake();
 
   Joined joined_;
-  RegionSizes sizes_;
-  Mapping mapping_;
+  const std::unique_ptr<ProcessMemory> memory_;  // Used by the calling thread only.
 
-  mutable std::mutex mutex_;  // Guards the members up to here except sizes and mapping, and those below.
+  mutable std::mutex mutex_;  // Guards the members up to here except the memory, and those below.
   std::condition_variable changed_;
   std::optional<Met> answer_;
   bool is_waiting_ = false;
@@ -99,5 +96,8 @@ class ProcessMember final : public SymmetricMemory {
 
   std::thread watcher_;
 };
+
+/// Joins with memory of some kind; blocks until all ranks have come.
+Result<std::shared_ptr<ProcessMember>> join(const ProcessGroupOptions& options, std::unique_ptr<ProcessMemory> memory);
 
 }  // namespace megamoe::comm

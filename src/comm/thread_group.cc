@@ -96,6 +96,7 @@ class ThreadMember final : public SymmetricMemory {
   uint32_t num_ranks() const override { return group_->num_ranks(); }
   std::string_view transport() const override { return group_->memory().transport(); }
   Device device() const override { return group_->memory().device(); }
+  int32_t device_index() const override { return group_->memory().device_index(rank_); }
   std::string describe(uint32_t rank) const override { return fmt::format("rank {}", rank); }
 
   Status allocate(uint64_t bytes, uint64_t timeout_ns) override {

@@ -23,6 +23,10 @@ class GroupMemory {
   virtual ~GroupMemory() = default;
   virtual std::string_view transport() const = 0;
   virtual Device device() const = 0;
+  virtual int32_t device_index(uint32_t rank) const {
+    static_cast<void>(rank);
+    return 0;
+  }
   /// Zeroed memory for all ranks. Precondition: there is none.
   virtual Status allocate(uint64_t bytes, uint32_t num_ranks) = 0;
   virtual void release() = 0;

@@ -6,7 +6,8 @@ namespace megamoe::comm {
 std::string encode(const WireArrival& wire) {
   const Arrival& a = wire.arrival;
   Encoder encoder;
-  encoder.number(wire.version).number(wire.num_ranks).number(a.rank).number(static_cast<uint64_t>(a.collective));
+  encoder.number(wire.version).number(wire.num_ranks).number(static_cast<uint64_t>(wire.memory));
+  encoder.number(a.rank).number(static_cast<uint64_t>(a.collective));
   encoder.text(a.what).text(a.contribution).number(a.contribution_bytes).number(a.timeout_ns).number(a.spent_ns);
   return encoder.take();
 }
@@ -15,6 +16,7 @@ bool decode(std::string_view bytes, WireArrival& wire) {
   Decoder decoder(bytes);
   wire.version = decoder.number();
   wire.num_ranks = decoder.number();
+  const uint64_t memory = decoder.number();
   const uint64_t rank = decoder.number();
   const uint64_t collective = decoder.number();
   wire.arrival.what = decoder.text();
@@ -22,7 +24,10 @@ bool decode(std::string_view bytes, WireArrival& wire) {
   wire.arrival.contribution_bytes = decoder.number();
   wire.arrival.timeout_ns = decoder.number();
   wire.arrival.spent_ns = decoder.number();
-  if (rank > UINT32_MAX || collective > static_cast<uint64_t>(Collective::kAllGather)) return false;
+  if (rank > UINT32_MAX || collective > static_cast<uint64_t>(Collective::kAllGather) ||
+      memory > static_cast<uint64_t>(MemoryKind::kGpu))
+    return false;
+  wire.memory = static_cast<MemoryKind>(memory);
   wire.arrival.rank = static_cast<uint32_t>(rank);
   wire.arrival.collective = static_cast<Collective>(collective);
   return decoder.is_complete();

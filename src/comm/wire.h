@@ -10,7 +10,7 @@
 
 namespace megamoe::comm {
 
-inline constexpr uint32_t kWireVersion = 1;
+inline constexpr uint32_t kWireVersion = 2;
 inline constexpr uint64_t kMessageSlackBytes = uint64_t{64} << 10;  // Above the contributions of one message.
 
 class Encoder {
@@ -63,6 +63,7 @@ class Decoder {
 struct WireArrival {
   uint64_t version = kWireVersion;
   uint64_t num_ranks = 0;
+  MemoryKind memory = MemoryKind::kHost;
   Arrival arrival;
 };
 

@@ -86,6 +86,8 @@ BAD_CASES: dict[str, list[str]] = {
     "check_unknown": ["run", "--model", "tiny", "--check", "some"],
     "check_no_rows": ["run", "--model", "tiny", "--check", "rows:0"],
     "device_unknown": ["run", "--model", "tiny", "--device", "tpu"],
+    "gpus_on_cpu": ["run", "--model", "tiny", "--gpus", "0"],
+    "gpus_not_a_list": ["run", "--model", "tiny", "--device", "cuda", "--gpus", "0,x"],
     "block_rows_too_few": ["run", "--model", "tiny", "--block-rows", "4"],
     "timeout_zero": ["run", "--model", "tiny", "--timeout-ms", "0"],
     "checkpoint_missing": ["run", "--checkpoint", "TMP/nowhere", "--layer", "0", "--inputs", "TMP/good.safetensors"],

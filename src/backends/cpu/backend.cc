@@ -42,7 +42,7 @@ uint32_t threads_of_rank(const LayerConfig& config, uint32_t num_ranks) {
 class CpuBackend final : public backends::Backend {
  public:
   std::string_view name() const override { return "cpu"; }
-  Status available() const override { return {}; }
+  Status available(int32_t) const override { return {}; }
   Result<backends::BackendPlan> plan(const LayerConfig& config, uint32_t num_ranks) const override {
     return plan_cpu(config, num_ranks);
   }

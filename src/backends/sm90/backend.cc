@@ -53,7 +53,14 @@ class GpuMemory final : public backends::DeviceMemory {
  public:
   Device device() const override { return Device::kCuda; }
 
-  Result<std::shared_ptr<std::byte>> allocate(uint64_t bytes) const override {
+  int32_t num_devices() const override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();
+    return count;
+  }
+
+  Result<std::shared_ptr<std::byte>> allocate(uint64_t bytes, int32_t device_index) const override {
+    const CurrentDevice current(device_index);
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, std::max<uint64_t>(bytes, 1));
     if (error == cudaErrorMemoryAllocation) {
@@ -67,7 +74,8 @@ class GpuMemory final : public backends::DeviceMemory {
     return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [](std::byte* owned) { cudaFree(owned); });
   }
 
-  Status copy(void* to, const void* from, uint64_t bytes) const override {
+  Status copy(void* to, const void* from, uint64_t bytes, int32_t device_index) const override {
+    const CurrentDevice current(device_index);
     // Ranks run on streams that do not wait for the default one, so this is safe beside a kernel that waits for us.
     constexpr std::string_view kWhere = "gpu_memory.copy";
     MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cudaStreamLegacy), kWhere);
@@ -85,7 +93,7 @@ class Sm90Backend final : public backends::Backend {
     return &instance;
   }
 
-  Status available() const override {
+  Status available(int32_t device_index) const override {
     int count = 0;
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess || count == 0) {
@@ -96,10 +104,9 @@ class Sm90Backend final : public backends::Backend {
                       "cpu",
                       cudaGetErrorName(error))};
     }
-    int device = 0, major = 0, minor = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_index);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_index);
     if (major != 9 || minor != 0)
       return {Code::kNotSupported,
               fmt::format("moe_layer.create: backend cuda needs a Hopper GPU (compute capability 9.0), got {}.{}; use "

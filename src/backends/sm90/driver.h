@@ -19,6 +19,19 @@ EncodeTiled encode_tiled();
 /// A CUDA error as a status: "where: what failed: CUDA's name and sentence".
 Status cuda_status(cudaError_t error, std::string_view where, std::string_view what);
 
+/// Makes a GPU the calling thread's current one for a while. Unlike cudaSetDevice there and back, it leaves alone a GPU
+/// that this process has not used: that call would create a context on it.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  bool is_pushed_ = false;
+};
+
 }  // namespace megamoe::sm90
 
 /// Returns from the enclosing function when a CUDA call fails.

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <limits>
@@ -50,23 +51,32 @@ Result<std::unique_ptr<Sm90Rank>> Sm90Rank::create(const LayerConfig& config, co
 
 Sm90Rank::Sm90Rank(const LayerConfig& config, const backends::BackendPlan& plan, const KernelInstance& instance,
                    std::shared_ptr<SymmetricMemory> group)
-    : instance_(instance), config_(config), group_(std::move(group)), timeout_ns_(config.timeout_ns) {
+    : instance_(instance),
+      config_(config),
+      group_(std::move(group)),
+      timeout_ns_(config.timeout_ns),
+      device_(group_->device_index()) {
   args_.view = backends::make_view(plan, *group_);
   args_.clamp = config.swiglu_clamp.value_or(std::numeric_limits<float>::infinity());
 }
 
 Sm90Rank::~Sm90Rank() {
+  const CurrentDevice current(device_);
   if (last_call_ != nullptr) cudaEventSynchronize(last_call_);
   if (last_call_ != nullptr) cudaEventDestroy(last_call_);
+  // Back to the stream's pool: cudaFree would wait for kernels of other ranks on this GPU, which may wait for this
+  // rank.
+  if (args_.grid_state != nullptr) cudaFreeAsync(args_.grid_state, stream_);
+  for (float* scales : converted_scales_)
+    if (scales != nullptr) cudaFreeAsync(scales, stream_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
   if (side_stream_ != nullptr) cudaStreamDestroy(side_stream_);
-  cudaFree(args_.grid_state);
   cudaFreeHost(args_.report);
-  for (float* scales : converted_scales_) cudaFree(scales);
 }
 
 Status Sm90Rank::open() {
   constexpr std::string_view kWhere = "moe_layer.create";
+  const CurrentDevice current(device_);
   const Status shared = share_gpu();  // collective: before anything that can fail on one rank only
   MEGAMOE_RETURN_IF_ERROR(shared);
   cudaPointerAttributes attributes{};
@@ -78,14 +88,16 @@ Status Sm90Rank::open() {
                         group_->transport())};
   if (attributes.device != device_)
     return {Code::kInvalidArgument,
-            fmt::format("moe_layer.create: the GPU that holds the group's memory must be the calling thread's current "
-                        "one, got memory on GPU {} and current GPU {}; call cudaSetDevice({}) on each rank's thread",
-                        attributes.device, device_, attributes.device)};
+            fmt::format("moe_layer.create: this rank's memory must lie on the GPU that the group names, {}, got memory "
+                        "on GPU {}; make the group with a CUDA transport",
+                        device_, attributes.device)};
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&side_stream_, cudaStreamNonBlocking), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&last_call_, cudaEventDisableTiming), kWhere);
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&args_.grid_state), sizeof(GridState)), kWhere);
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemset(args_.grid_state, 0, sizeof(GridState)), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocAsync(reinterpret_cast<void**>(&args_.grid_state), sizeof(GridState), stream_),
+                               kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(args_.grid_state, 0, sizeof(GridState), stream_), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocHost(reinterpret_cast<void**>(&args_.report), sizeof(CallReport)), kWhere);
   *args_.report = {};
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(instance_.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -97,8 +109,7 @@ Status Sm90Rank::open() {
 Status Sm90Rank::share_gpu() {
   constexpr std::string_view kWhere = "moe_layer.create";
   cudaDeviceProp properties{};
-  cudaError_t error = cudaGetDevice(&device_);
-  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, device_);
+  const cudaError_t error = cudaGetDeviceProperties(&properties, device_);
   const std::string uuid(properties.uuid.bytes, sizeof(properties.uuid.bytes));
   const Result<std::vector<std::string>> all = group_->all_gather(uuid, "exchange of GPU identities", timeout_ns_);
   MEGAMOE_RETURN_IF_ERROR(cuda_status(error, kWhere, "reading the GPU's properties"));
@@ -106,13 +117,24 @@ Status Sm90Rank::share_gpu() {
   uint32_t sharing = 0;
   for (const std::string& other : all.value()) sharing += other == uuid ? 1 : 0;
   const auto num_sms = static_cast<uint32_t>(properties.multiProcessorCount);
-  num_ctas_ = num_sms / sharing;
+  // Also between processes: under an MPS server their kernels run side by side, without one they take turns.
+  num_ctas_ = (num_sms - std::min(num_sms, config_.num_reserved_sms)) / sharing;
   if (num_ctas_ != 0) return {};
   return {
       Code::kNotSupported,
-      fmt::format("moe_layer.create: every rank needs an SM of its GPU, got {} ranks on a GPU with {} SMs; use fewer "
-                  "ranks a GPU",
-                  sharing, num_sms)};
+      fmt::format("moe_layer.create: every rank needs an SM of its GPU, got {} ranks on a GPU with {} SMs of which {} "
+                  "are reserved; use fewer ranks a GPU, or reserve less",
+                  sharing, num_sms, config_.num_reserved_sms)};
+}
+
+Status Sm90Rank::check_device(const char* where, std::initializer_list<const TensorView*> views) const {
+  for (const TensorView* view : views)
+    if (view->present() && view->device_index != device_)
+      return {Code::kInvalidArgument,
+              fmt::format("{}: tensors must lie on this rank's GPU {}, got device_index {}; copy them there, or set "
+                          "their device_index",
+                          where, device_, view->device_index)};
+  return {};
 }
 
 Result<const float*> Sm90Rank::float_scales(const TensorView& scales, uint32_t which) {
@@ -120,9 +142,9 @@ Result<const float*> Sm90Rank::float_scales(const TensorView& scales, uint32_t w
   constexpr std::string_view kWhere = "moe_layer.load_weights";
   const auto count = static_cast<uint64_t>(scales.num_elements());
   float*& converted = converted_scales_[which];
-  cudaFree(converted);
-  converted = nullptr;
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMalloc(reinterpret_cast<void**>(&converted), count * sizeof(float)), kWhere);
+  if (converted == nullptr)
+    MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocAsync(reinterpret_cast<void**>(&converted), count * sizeof(float), stream_),
+                                 kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(decode_ue8m0(static_cast<const uint8_t*>(scales.data), converted, count, stream_),
                                kWhere);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), kWhere);
@@ -130,6 +152,10 @@ Result<const float*> Sm90Rank::float_scales(const TensorView& scales, uint32_t w
 }
 
 Status Sm90Rank::load_weights(const ExpertWeights& weights) {
+  const CurrentDevice current(device_);
+  MEGAMOE_RETURN_IF_ERROR(check_device(
+      "moe_layer.load_weights", {&weights.w13, &weights.w13_scale, &weights.w2, &weights.w2_scale, &weights.shared_w13,
+                                 &weights.shared_w13_scale, &weights.shared_w2, &weights.shared_w2_scale}));
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(last_call_), "moe_layer.load_weights");
   const protocol::WorkspaceSpec& spec = args_.view.spec;
   const std::array<const TensorView*, 4> views = {&weights.w13_scale, &weights.w2_scale, &weights.shared_w13_scale,
@@ -183,6 +209,7 @@ CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
 
 Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStream_t stream) {
   constexpr std::string_view kWhere = "moe_layer.forward";
+  const CurrentDevice current(device_);
   KernelArgs call = args_;
   call.refusal = backends::make_refusal(refusal);
   if (refusal.ok()) call.tensors = call_tensors(args);
@@ -246,7 +273,12 @@ Status Sm90Rank::take_refusal(uint32_t current_epoch) {
 }
 
 Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
+  const CurrentDevice current(device_);
   Status own = refusal;
+  if (own.ok())
+    own = check_device("moe_layer.forward",
+                       {&args.hidden_states, &args.hidden_states_scale, &args.topk_ids, &args.topk_weights,
+                        &args.output, &args.shared_weights, &args.expert_map, &args.cumulative_recv_counts});
   if (own.ok()) own = check_alignment("hidden_states", args.hidden_states);
   if (own.ok()) own = check_alignment("output", args.output);
   if (args.cuda_stream) return forward_on(args, own, static_cast<cudaStream_t>(*args.cuda_stream));
@@ -268,6 +300,7 @@ Status Sm90Rank::forward_on(const ForwardArgs& args, const Status& own, cudaStre
 }
 
 Status Sm90Rank::finish() {
+  const CurrentDevice current(device_);
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(last_call_), "moe_layer.finish");
   report_ = {};
   MEGAMOE_RETURN_IF_ERROR(check_cut_short());
@@ -288,6 +321,7 @@ Status Sm90Rank::read_rows_per_expert() {
 }
 
 void Sm90Rank::raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks) {
+  const CurrentDevice current(device_);
   const uint64_t word = protocol::abort_value(0, args_.view.rank);
   cudaMemcpyAsync(args_.view.layout.error_record.in(args_.view.own()), &record, sizeof(record), cudaMemcpyHostToDevice,
                   side_stream_);
@@ -318,6 +352,7 @@ void Sm90Rank::turn_away(const protocol::RankSet& late_ranks) {
 
 Status Sm90Rank::reset() {
   constexpr std::string_view kWhere = "moe_layer.reset";
+  const CurrentDevice current(device_);
   void* own = args_.view.own();
   const auto zero = [&](const auto& region) { return cudaMemsetAsync(region.in(own), 0, region.bytes(), stream_); };
   const protocol::Workspace& w = args_.view.layout;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,8 @@ class Sm90Rank final : public backends::BackendRank {
            std::shared_ptr<SymmetricMemory> group);
   Status open();
   Status share_gpu();
+  /// Ok where the tensors lie on the rank's GPU.
+  Status check_device(const char* where, std::initializer_list<const TensorView*> views) const;
   CallTensors call_tensors(const ForwardArgs& args) const;
   /// @param which  of converted_scales_, for scales that are not FP32
   Result<const float*> float_scales(const TensorView& scales, uint32_t which);
@@ -65,7 +68,7 @@ class Sm90Rank final : public backends::BackendRank {
   const LayerConfig config_;
   std::shared_ptr<SymmetricMemory> group_;
   uint64_t timeout_ns_;
-  int device_ = 0;
+  int device_;  // the current one of every call's thread while that lasts
   uint32_t num_ctas_ = 0;
   CUstream_st* stream_ = nullptr;       // forward() and reset()
   CUstream_st* side_stream_ = nullptr;  // peer_died(), beside a running kernel

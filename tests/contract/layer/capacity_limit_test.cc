@@ -22,7 +22,7 @@ class Place {
 
   Device device() const { return memory_ == nullptr ? Device::kCpu : memory_->device(); }
   std::shared_ptr<std::byte> allocate(size_t bytes) const {
-    if (memory_ != nullptr) return memory_->allocate(bytes).value();
+    if (memory_ != nullptr) return memory_->allocate(bytes, 0).value();
     return {new std::byte[bytes], std::default_delete<std::byte[]>()};
   }
   void write(void* to, const void* from, size_t bytes) const { copy(to, from, bytes); }
@@ -41,7 +41,7 @@ class Place {
     if (memory_ == nullptr) {
       std::memcpy(to, from, bytes);
     } else {
-      const Status status = memory_->copy(to, from, bytes);
+      const Status status = memory_->copy(to, from, bytes, 0);
       EXPECT_TRUE(status.ok()) << status.message();
     }
   }

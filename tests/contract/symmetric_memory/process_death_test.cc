@@ -22,11 +22,15 @@ using ::testing::StartsWith;
 
 constexpr uint64_t kLongNs = 60 * kSecond;
 
-class ProcessDeath : public ::testing::Test {
+class ProcessDeath : public ::testing::TestWithParam<Transport> {
  protected:
+  void SetUp() override {
+    if (const std::string reason = reason_to_skip(GetParam()); !reason.empty()) GTEST_SKIP() << reason;
+  }
+
   Child start(uint32_t rank, uint32_t num_ranks, const RankBody& body, uint64_t timeout_ns = kLongNs) {
     const ProcessGroupOptions options{rank, num_ranks, "death", folder_.path(), timeout_ns};
-    return Child([options, body] { return run_as_rank(options, body); });
+    return Child([options, body] { return run_as_rank(options, body, GetParam()); });
   }
 
   /// Forms a group and uses it once; "ok" on all ranks, or the first answer that is not.
@@ -46,7 +50,12 @@ class ProcessDeath : public ::testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(ProcessDeath, IsReportedToWaitingRanksWithinTwoSeconds) {
+INSTANTIATE_TEST_SUITE_P(, ProcessDeath,
+                         ::testing::Values(Transport::kProcesses, Transport::kStandInProcesses,
+                                           Transport::kCudaProcesses),
+                         [](const auto& instance) { return label_of(instance.param); });
+
+TEST_P(ProcessDeath, IsReportedToWaitingRanksWithinTwoSeconds) {
   for (const uint32_t victim : {0u, 2u, 3u}) {
     const Checkpoint formed;
     std::vector<Child> children;
@@ -81,7 +90,7 @@ TEST_F(ProcessDeath, IsReportedToWaitingRanksWithinTwoSeconds) {
   }
 }
 
-TEST_F(ProcessDeath, CallsTheCallbackOfRanksThatComputeWithinTwoSeconds) {
+TEST_P(ProcessDeath, CallsTheCallbackOfRanksThatComputeWithinTwoSeconds) {
   for (const uint32_t victim : {0u, 1u}) {
     const Checkpoint formed;
     std::vector<Child> children;
@@ -113,7 +122,7 @@ TEST_F(ProcessDeath, CallsTheCallbackOfRanksThatComputeWithinTwoSeconds) {
   }
 }
 
-TEST_F(ProcessDeath, IsSeenAfterRankZeroHasLeft) {
+TEST_P(ProcessDeath, IsSeenAfterRankZeroHasLeft) {
   const Checkpoint formed;
   std::vector<Child> children;
   for (uint32_t rank = 0; rank < 3; ++rank)
@@ -133,7 +142,7 @@ TEST_F(ProcessDeath, IsSeenAfterRankZeroHasLeft) {
   EXPECT_EQ(children[2].wait(3 * kSecond), "rank 1 died");
 }
 
-TEST_F(ProcessDeath, AStoppedRankIsNamedByTheDeadlinePlusTwoSeconds) {
+TEST_P(ProcessDeath, AStoppedRankIsNamedByTheDeadlinePlusTwoSeconds) {
   for (const uint32_t stopped : {0u, 1u}) {
     const Checkpoint formed;
     std::vector<Child> children;
@@ -157,7 +166,7 @@ TEST_F(ProcessDeath, AStoppedRankIsNamedByTheDeadlinePlusTwoSeconds) {
   }
 }
 
-TEST_F(ProcessDeath, AnAbsentRankFailsTheFormingByTheDeadlinePlusTwoSeconds) {
+TEST_P(ProcessDeath, AnAbsentRankFailsTheFormingByTheDeadlinePlusTwoSeconds) {
   for (const uint32_t absent : {0u, 2u}) {
     std::vector<Child> children;
     const uint64_t start_ns = now_ns();
@@ -175,7 +184,7 @@ TEST_F(ProcessDeath, AnAbsentRankFailsTheFormingByTheDeadlinePlusTwoSeconds) {
   }
 }
 
-TEST_F(ProcessDeath, WhileTheGroupFormsIsReportedByAllThatWait) {
+TEST_P(ProcessDeath, WhileTheGroupFormsIsReportedByAllThatWait) {
   for (const uint32_t victim : {0u, 1u}) {
     std::vector<Child> children;
     for (uint32_t rank = 0; rank < 3; ++rank)  // Rank 3 never comes.
@@ -195,7 +204,7 @@ TEST_F(ProcessDeath, WhileTheGroupFormsIsReportedByAllThatWait) {
   }
 }
 
-TEST_F(ProcessDeath, LeftoversOfAWhollyKilledGroupDoNotBlockTheNext) {
+TEST_P(ProcessDeath, LeftoversOfAWhollyKilledGroupDoNotBlockTheNext) {
   {
     std::optional<Child> rank0 = start(0, 2, [](auto&) { return std::string("ok"); });
     for (int i = 0; i < 500 && folder_.num_entries() < 2; ++i)
@@ -213,18 +222,19 @@ std::string call_until_failure(SymmetricMemory& memory) {
   for (uint32_t round = 0;; ++round) {
     if (const Status status = memory.allocate(4096, kLongNs); !status.ok()) return text_of(status);
     std::byte* const base = memory.base();
-    base[memory.rank() * memory.stride_bytes()] = static_cast<std::byte>(round + memory.rank() + 1);
+    write_byte(base + memory.rank() * memory.stride_bytes(), static_cast<std::byte>(round + memory.rank() + 1));
     const auto all = memory.all_gather(fmt::format("{}:{}", round, memory.rank()), "test", kLongNs);
     if (!all.ok()) return text_of(all.status());
     for (uint32_t from = 0; from < memory.num_ranks(); ++from)
       if (all.value()[from] != fmt::format("{}:{}", round, from) ||
-          base[from * memory.stride_bytes()] != static_cast<std::byte>(round + from + 1))
+          read_byte(base + from * memory.stride_bytes()) != static_cast<std::byte>(round + from + 1))
         return "wrong data with status ok";
     if (const Status status = memory.release(kLongNs); !status.ok()) return text_of(status);
   }
 }
 
-TEST_F(ProcessDeath, AtRandomMomentsNeverHangsAndNeverYieldsAWrongAnswer) {
+TEST_P(ProcessDeath, AtRandomMomentsNeverHangsAndNeverYieldsAWrongAnswer) {
+  if (is_cuda(GetParam())) GTEST_SKIP() << "contexts take seconds to create; the other transports aim at each step";
   constexpr uint32_t kRanks = 3;
   constexpr uint64_t kFormingNs = 2 * kSecond;
   std::mt19937 random(20240229);

@@ -7,13 +7,116 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 #include <utility>
 
+#include "comm/gpu_groups.h"
+#include "gpu_bytes.h"
+#include "support/stand_in_gpu.h"
+
 namespace megamoe::test {
+namespace {
+
+/// Of this process; set once, in the process of the ranks.
+bool memory_is_on_gpu = false;
+
+StandInGpu& stand_in() {
+  static StandInGpu driver;
+  return driver;
+}
+
+Result<std::vector<std::shared_ptr<SymmetricMemory>>> make_threads(Transport transport, uint32_t num_ranks) {
+  if (transport == Transport::kThreads) return make_thread_group(num_ranks);
+  memory_is_on_gpu = transport == Transport::kCudaThreads;
+  std::vector<int32_t> devices;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    devices.push_back(static_cast<int32_t>(rank % (memory_is_on_gpu ? num_gpus() : 2)));
+  return memory_is_on_gpu ? make_cuda_thread_group(devices) : comm::make_gpu_thread_group(stand_in(), devices);
+}
+
+Result<std::shared_ptr<SymmetricMemory>> join_as(Transport transport, const ProcessGroupOptions& options) {
+  if (transport == Transport::kProcesses) return join_process_group(options);
+  if (transport == Transport::kStandInProcesses)
+    return comm::join_gpu_process_group(stand_in(), options, static_cast<int32_t>(options.rank % 2));
+  memory_is_on_gpu = true;
+  const uint32_t gpu = options.rank % std::max(num_gpus(), 1u);
+  use_gpu(gpu);
+  return join_cuda_process_group(options, static_cast<int32_t>(gpu));
+}
+
+std::vector<std::string> run_threads(Transport transport, uint32_t num_ranks, const RankBody& body) {
+  std::vector<std::string> answers(num_ranks);
+  Result<std::vector<std::shared_ptr<SymmetricMemory>>> group = make_threads(transport, num_ranks);
+  if (!group.ok()) return std::vector<std::string>(num_ranks, text_of(group.status()));
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < num_ranks; ++rank)
+    threads.emplace_back([&answers, &body, rank, memory = std::move(group.value()[rank])]() mutable {
+      answers[rank] = body(memory);
+      memory.reset();
+    });
+  for (std::thread& thread : threads) thread.join();
+  return answers;
+}
+
+/// A process that has used CUDA must not fork, so threads on a GPU get a process of their own.
+std::vector<std::string> run_cuda_threads(uint32_t num_ranks, const RankBody& body) {
+  constexpr char kEnd = '\x1f';
+  Child child([&] {
+    std::string all;
+    for (const std::string& answer : run_threads(Transport::kCudaThreads, num_ranks, body)) all += answer + kEnd;
+    return all;
+  });
+  std::string text = child.wait();
+  std::vector<std::string> answers;
+  for (size_t begin = 0; answers.size() < num_ranks;) {
+    const size_t end = std::min(text.find(kEnd, begin), text.size());
+    answers.push_back(text.substr(std::min(begin, text.size()), end - std::min(begin, text.size())));
+    begin = end + 1;
+  }
+  return answers;
+}
+
+}  // namespace
+
+bool is_threads(Transport transport) {
+  return transport == Transport::kThreads || transport == Transport::kStandInThreads ||
+         transport == Transport::kCudaThreads;
+}
+
+bool is_cuda(Transport transport) {
+  return transport == Transport::kCudaThreads || transport == Transport::kCudaProcesses;
+}
+
+std::string label_of(Transport transport) {
+  constexpr const char* kLabels[] = {"threads",      "processes",     "stand_in_threads", "stand_in_processes",
+                                     "cuda_threads", "cuda_processes"};
+  return kLabels[static_cast<size_t>(transport)];
+}
+
+std::string_view transport_text(Transport transport) {
+  if (transport == Transport::kThreads) return "threads";
+  if (transport == Transport::kProcesses) return "processes";
+  return is_threads(transport) ? "threads on " : "processes on GPUs";
+}
+
+std::string reason_to_skip(Transport transport) {
+  if (!is_cuda(transport)) return "";
+  static const std::string kAnswer = Child([] { return text_of(comm::cuda_driver("this test").status()); }).wait();
+  return kAnswer == "ok" ? "" : kAnswer;
+}
+
+void write_bytes(std::byte* at, const void* bytes, size_t count) {
+  memory_is_on_gpu ? copy_gpu_bytes(at, bytes, count) : static_cast<void>(std::memcpy(at, bytes, count));
+}
+
+void read_bytes(const std::byte* at, void* bytes, size_t count) {
+  memory_is_on_gpu ? copy_gpu_bytes(bytes, at, count) : static_cast<void>(std::memcpy(bytes, at, count));
+}
 
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
@@ -108,32 +211,22 @@ std::string text_of(const Status& status) {
   return status.ok() ? "ok" : std::string(name(status.code())) + ": " + status.message();
 }
 
-std::string run_as_rank(const ProcessGroupOptions& options, const RankBody& body) {
-  Result<std::shared_ptr<SymmetricMemory>> joined = join_process_group(options);
+std::string run_as_rank(const ProcessGroupOptions& options, const RankBody& body, Transport transport) {
+  Result<std::shared_ptr<SymmetricMemory>> joined = join_as(transport, options);
   if (!joined.ok()) return text_of(joined.status());
   std::shared_ptr<SymmetricMemory> memory = std::move(joined).value();
   return body(memory);
 }
 
 std::vector<std::string> run_ranks(Transport transport, uint32_t num_ranks, const RankBody& body) {
+  if (transport == Transport::kCudaThreads) return run_cuda_threads(num_ranks, body);
+  if (is_threads(transport)) return run_threads(transport, num_ranks, body);
   std::vector<std::string> answers(num_ranks);
-  if (transport == Transport::kThreads) {
-    Result<std::vector<std::shared_ptr<SymmetricMemory>>> group = make_thread_group(num_ranks);
-    if (!group.ok()) return std::vector<std::string>(num_ranks, text_of(group.status()));
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < num_ranks; ++rank)
-      threads.emplace_back([&answers, &body, rank, memory = std::move(group.value()[rank])]() mutable {
-        answers[rank] = body(memory);
-        memory.reset();
-      });
-    for (std::thread& thread : threads) thread.join();
-    return answers;
-  }
   const TempFolder folder;
   std::vector<Child> children;
   for (uint32_t rank = 0; rank < num_ranks; ++rank)
     children.emplace_back([&] {
-      return run_as_rank({rank, num_ranks, "contract", folder.path(), 20 * kSecond}, body);
+      return run_as_rank({rank, num_ranks, "contract", folder.path(), 20 * kSecond}, body, transport);
     });
   for (uint32_t rank = 0; rank < num_ranks; ++rank) answers[rank] = children[rank].wait();
   if (folder.num_entries() != 0) answers[0] += " (the rendezvous folder is not empty)";

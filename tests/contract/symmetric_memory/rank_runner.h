@@ -1,4 +1,4 @@
-// Runs one function per rank of a group, on either transport, and brings back what each rank said.
+// Runs one function per rank of a group, on any transport, and brings back what each rank said.
 #pragma once
 
 #include <sys/types.h>
@@ -68,7 +68,27 @@ class Checkpoint {
   int ends_[2];
 };
 
-enum class Transport { kThreads, kProcesses };
+/// Stand-in: a GPU group over memory files (tests/support/stand_in_gpu.h). Cuda: on this machine's GPUs, in turn.
+enum class Transport { kThreads, kProcesses, kStandInThreads, kStandInProcesses, kCudaThreads, kCudaProcesses };
+
+bool is_threads(Transport transport);
+bool is_cuda(Transport transport);
+/// "threads", "cuda_processes", ...
+std::string label_of(Transport transport);
+/// What SymmetricMemory::transport() says for ranks that share one GPU, where it is one.
+std::string_view transport_text(Transport transport);
+/// Why the transport cannot be tried here; empty where it can. Looks for a GPU in a process of its own.
+std::string reason_to_skip(Transport transport);
+
+/// Bytes of a group's memory, wherever it lies.
+void write_bytes(std::byte* at, const void* bytes, size_t count);
+void read_bytes(const std::byte* at, void* bytes, size_t count);
+inline void write_byte(std::byte* at, std::byte value) { write_bytes(at, &value, 1); }
+inline std::byte read_byte(const std::byte* at) {
+  std::byte value{};
+  read_bytes(at, &value, 1);
+  return value;
+}
 
 /// What one rank does with its membership. The reference may be reset: that leaves the group.
 using RankBody = std::function<std::string(std::shared_ptr<SymmetricMemory>& memory)>;
@@ -77,7 +97,8 @@ using RankBody = std::function<std::string(std::shared_ptr<SymmetricMemory>& mem
 std::vector<std::string> run_ranks(Transport transport, uint32_t num_ranks, const RankBody& body);
 
 /// Joins and runs `body` in this process; the error's text where it cannot join.
-std::string run_as_rank(const ProcessGroupOptions& options, const RankBody& body);
+std::string run_as_rank(const ProcessGroupOptions& options, const RankBody& body,
+                        Transport transport = Transport::kProcesses);
 
 /// "ok", or "<code>: <message>".
 std::string text_of(const Status& status);

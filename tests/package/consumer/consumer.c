@@ -174,6 +174,15 @@ int main(void) {
 
   megamoe_layer_destroy(layer);
   megamoe_group_destroy(group);
+
+  /* On GPUs where there are any; else the reason. */
+  const int32_t gpus[1] = {0};
+  CHECK(megamoe_cuda_thread_group_create(1, NULL, &group) == MEGAMOE_INVALID_ARGUMENT);
+  CHECK(megamoe_cuda_thread_group_create(0, gpus, &group) == MEGAMOE_INVALID_ARGUMENT);
+  const megamoe_code made = megamoe_cuda_thread_group_create(1, gpus, &group);
+  CHECK(made == MEGAMOE_OK || (made == MEGAMOE_NOT_SUPPORTED && strstr(megamoe_last_error(), "memory on a GPU needs")));
+  if (made == MEGAMOE_OK) megamoe_group_destroy(group);
+  CHECK(megamoe_cuda_process_group_join(NULL, 0, &group) == MEGAMOE_INVALID_ARGUMENT);
   megamoe_set_log_callback(NULL, NULL);
   CHECK(num_messages == 2); /* one a layer */
   printf("consumer of megamoe %s: ok\n", megamoe_version());

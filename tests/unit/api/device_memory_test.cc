@@ -23,8 +23,11 @@ T* moved(T* host) {
 class FakeMemory final : public backends::DeviceMemory {
  public:
   Device device() const override { return Device::kCuda; }
-  Result<std::shared_ptr<std::byte>> allocate(uint64_t) const override { return Status{Code::kOutOfMemory, "none"}; }
-  Status copy(void* to, const void* from, uint64_t bytes) const override {
+  int32_t num_devices() const override { return 1; }
+  Result<std::shared_ptr<std::byte>> allocate(uint64_t, int32_t) const override {
+    return Status{Code::kOutOfMemory, "none"};
+  }
+  Status copy(void* to, const void* from, uint64_t bytes, int32_t) const override {
     std::memcpy(to, reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) & ~kMoved), bytes);
     return {};
   }
@@ -33,7 +36,7 @@ class FakeMemory final : public backends::DeviceMemory {
 class FakeBackend final : public backends::Backend {
  public:
   std::string_view name() const override { return "cuda"; }
-  Status available() const override { return {}; }
+  Status available(int32_t) const override { return {}; }
   const backends::DeviceMemory* device_memory() const override { return &memory_; }
   Result<backends::BackendPlan> plan(const LayerConfig&, uint32_t) const override {
     return Status{Code::kInternal, "never asked"};

@@ -123,7 +123,8 @@ TEST(Channel, RefusesFramesThatBreakTheRulesAndClosesTheirDescriptors) {
 }
 
 TEST(Wire, ReadsWhatWasWritten) {
-  const WireArrival arrival{kWireVersion, 4, {3, Collective::kRelease, "what", std::string("a\0b", 3), 3, 77, 5}};
+  const WireArrival arrival{
+      kWireVersion, 4, MemoryKind::kGpu, {3, Collective::kRelease, "what", std::string("a\0b", 3), 3, 77, 5}};
   WireArrival read;
   ASSERT_TRUE(decode(encode(arrival), read));
   EXPECT_EQ(encode(read), encode(arrival));
@@ -135,7 +136,8 @@ TEST(Wire, ReadsWhatWasWritten) {
 }
 
 TEST(Wire, RefusesEveryTruncationAndAnyExcess) {
-  const std::string arrival = encode(WireArrival{kWireVersion, 4, {3, Collective::kJoin, "what", "x", 1, 7, 0}});
+  const std::string arrival =
+      encode(WireArrival{kWireVersion, 4, MemoryKind::kHost, {3, Collective::kJoin, "what", "x", 1, 7, 0}});
   const std::string outcome = encode(Outcome{{}, {"x", "y"}, {}});
   for (size_t length = 0; length < arrival.size(); ++length) {
     WireArrival read;
