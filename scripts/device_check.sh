@@ -22,7 +22,7 @@ export MEGAMOE_FIXTURES
 [ -d "$folder/lib" ] && export LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-suites="layer_smoke_test layer_protocol_test layer_sizes_test layer_numbers_test layer_formats_test"
+suites="layer_smoke_test layer_protocol_test layer_sizes_test layer_numbers_test layer_formats_test layer_extras_test"
 
 # one_line TEXT: what a report can hold.
 one_line() { printf '%s' "$1" | tr '\n' ' ' | cut -c1-600; }

@@ -11,7 +11,7 @@ most_bytes=$((64 << 20))
 ninja -C "$build" -j "$cores" device_checks >/dev/null
 rm -rf "${folder:?}"/{tests,lib,fixtures,megamoe,device_check.sh}
 mkdir -p "$folder/tests" "$folder/lib"
-programs=("$build/tests/megamoe_device_check" "$build"/tests/layer_{smoke,protocol,sizes,numbers,formats}_test)
+programs=("$build/tests/megamoe_device_check" "$build"/tests/layer_{smoke,protocol,sizes,numbers,formats,extras}_test)
 cp "${programs[@]}" "$folder/tests/"
 cp "$build/megamoe" "$folder/"
 # A machine with a GPU has the C and C++ libraries; the others travel.
@@ -22,7 +22,8 @@ for library in $(ldd "${programs[@]}" "$build/megamoe" | awk '$3 ~ "^/" { print 
   esac
 done
 strip "$folder"/tests/* "$folder/megamoe"
-cp -r "$root/tests/fixtures" "$folder/fixtures"
+mkdir "$folder/fixtures"
+cp -r "$root"/tests/fixtures/deepseek_v3{,_fp8} "$folder/fixtures/"  # those that the checks and the contract read
 cp "$root/scripts/device_check.sh" "$folder/"
 bytes=$(du -sb "$folder" | cut -f1)
 echo "device_pack: $folder holds $bytes bytes"
