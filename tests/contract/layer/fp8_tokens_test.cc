@@ -79,7 +79,7 @@ void use_views(MoeLayer& layer, const std::string& backend, const QuantizedToken
     if (memory == nullptr) {
       std::memcpy(to, from, bytes);
     } else {
-      ASSERT_TRUE(memory->copy(to, from, bytes).ok());
+      ASSERT_TRUE(memory->copy(to, from, bytes, 0).ok());
     }
   };
   write(views.codes.data, tokens.codes.data(), tokens.codes.size());
