@@ -111,8 +111,7 @@ class ScheduleWalk {
     const uint32_t i = static_cast<uint32_t>(tile_idx - segment_begin_);
     // Column tile outside, block inside: all blocks of the unit use a weight tile while it is in the cache.
     const uint32_t block = unit.first_block() + i % unit.num_blocks();
-    tile = {phase_, unit.local_expert(), block, i / unit.num_blocks(), unit.rows_of(block),
-            unit.num_blocks()};
+    tile = {phase_, unit.local_expert(), block, i / unit.num_blocks(), unit.rows_of(block), unit.num_blocks()};
     return true;
   }
 

@@ -99,8 +99,8 @@ MEGAMOE_HD WaitResult wait_headers(M& m, const RankView& view, const Call& call,
   return WaitResult::kReady;
 }
 
-/// Makes of what absent ranks left in this bank, when they were still present, ranges of ranks that send nothing. Before
-/// publish_plan; everything after it goes by the ranges alone.
+/// Makes of what absent ranks left in this bank, when they were still present, ranges of ranks that send nothing.
+/// Before publish_plan; everything after it goes by the ranges alone.
 inline MEGAMOE_HD void clear_absent_ranges(const RankView& view, const Call& call) {
   if (call.absent.empty()) return;
   const Banks own(view, call.bank());

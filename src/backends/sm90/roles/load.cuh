@@ -193,8 +193,8 @@ __device__ __forceinline__ bool wait_tile_inputs(Context<Spec>& c, const TileNot
 }
 
 /// Token rows of one tile from where they lie: 16-byte copies to the places that a tensor copy with 128-byte swizzle
-/// would choose. Stages are announced some k-blocks behind, so that several are on their way. Pairs with wait_run, which
-/// acquired the rows, and with publish of their metadata.
+/// would choose. Stages are announced some k-blocks behind, so that several are on their way. Pairs with wait_run,
+/// which acquired the rows, and with publish of their metadata.
 template <class Spec>
 __device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& tile, RingState& stage, bool ok) {
   constexpr uint32_t kStages = Spec::kSpec.num_stages, kBehind = kStages - 1;
@@ -202,8 +202,7 @@ __device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& ti
   const uint32_t lane = c.lane(), num_rows = ok ? tile.num_rows : 0, k_blocks = view.spec.hidden_groups();
   const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m;
   for (uint32_t row = lane; row < num_rows; row += 32)
-    c.shared.gathered_tokens[row] =
-        ptx::load_l2(reinterpret_cast<const uint4*>(meta + row)).y / view.spec.shape.top_k;
+    c.shared.gathered_tokens[row] = ptx::load_l2(reinterpret_cast<const uint4*>(meta + row)).y / view.spec.shape.top_k;
   __syncwarp();
   const TokenRows rows = TokenRows::of(c, view.rank);
   RingState filled = stage;

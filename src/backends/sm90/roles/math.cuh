@@ -89,7 +89,8 @@ class MathWarp {
   /// Turns the sums into what is stored and leaves it in this warp's part of staging. Pairs with store_tiles.
   __device__ __forceinline__ bool stage(Sums& sums) {
     const bool is_dry = this->is_dry();
-    if (!is_dry && !wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), (state_ & kStagingPhase) ^ 1, Role::kMath))
+    if (!is_dry &&
+        !wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), (state_ & kStagingPhase) ^ 1, Role::kMath))
       return false;
     const TileNote tile = this->tile();
     if (is_split<Spec>(tile.num_rows)) {
