@@ -1,8 +1,20 @@
 # The libraries that targets may link; each folder's CMakeLists.txt names the ones it uses.
 find_package(Threads REQUIRED)
-find_package(fmt REQUIRED CONFIG)
-find_package(hwy REQUIRED CONFIG)
-find_package(CLI11 REQUIRED CONFIG)
+if(MEGAMOE_WHEEL)
+  # A wheel needs nothing but the C library at run time: Debian has no static fmt and Highway, so their headers are all
+  # that is used.
+  find_path(MEGAMOE_FMT_INCLUDE_DIR fmt/format-inl.h REQUIRED)
+  find_path(MEGAMOE_HWY_INCLUDE_DIR hwy/highway.h REQUIRED)
+  add_library(fmt::fmt INTERFACE IMPORTED GLOBAL)
+  target_include_directories(fmt::fmt INTERFACE ${MEGAMOE_FMT_INCLUDE_DIR})
+  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY=1)
+  add_library(hwy::hwy INTERFACE IMPORTED GLOBAL)
+  target_include_directories(hwy::hwy INTERFACE ${MEGAMOE_HWY_INCLUDE_DIR})
+else()
+  find_package(fmt REQUIRED CONFIG)
+  find_package(hwy REQUIRED CONFIG)
+  find_package(CLI11 REQUIRED CONFIG)
+endif()
 find_package(nlohmann_json REQUIRED CONFIG)
 if(MEGAMOE_BUILD_TESTS)
   find_package(GTest REQUIRED CONFIG)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts the cases of a ctest JUnit file: prints "passed failed skipped"; failures and skip reasons go to stderr.
+"""Counts the cases of a JUnit file (ctest, pytest): prints "passed failed skipped"; failures, skip reasons to stderr.
 
 A case that was not run for any reason but its own decision to skip counts as failed. Exits 1 when no case ran.
 """
@@ -30,7 +30,16 @@ def main() -> int:
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         output = case.findtext("system-out") or ""
         skip = case.find("skipped")
-        if case.get("status") == "run":
+        of_pytest = case.get("status") is None
+        failure = next((found for tag in ("failure", "error") if (found := case.find(tag)) is not None), None)
+        if of_pytest and failure is not None:
+            failed += 1
+            print(f"FAILED {case.get('classname')}.{case.get('name')}\n{failure.text}", file=sys.stderr)
+        elif of_pytest and skip is not None:
+            skipped += 1
+            reason = skip.get("message") or "no reason given"
+            reasons[reason] = reasons.get(reason, 0) + 1
+        elif of_pytest or case.get("status") == "run":
             passed += 1
         elif skip is not None and (skip.get("message") or "").startswith(OWN_SKIPS):
             skipped += 1

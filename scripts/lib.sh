@@ -97,12 +97,21 @@ project_files() {
   done
 }
 
-# Makes build/venv with the pinned Python tools; instant when it is up to date.
-make_venv() {
-  local venv=$root/build/venv requirements=$root/scripts/requirements.txt python=/usr/bin/python3
+# build_wheel CUDA: builds the wheel into build/wheels/CUDA (on, off or auto) by build/python, which has its build tools.
+build_wheel() {
+  local cuda=$1 log=$root/build/wheel-$1.log out=$root/build/wheels/$1
+  : >"$log"
+  rm -rf "$out"
+  SKBUILD_BUILD_DIR=$root/build/wheel-$cuda SKBUILD_CMAKE_DEFINE=MEGAMOE_WHEEL_CUDA=$cuda CMAKE_BUILD_PARALLEL_LEVEL=$cores \
+    run_logged "$log" "$root/build/python/bin/pip" wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$out" "$root"
+}
+
+# make_environment NAME REQUIREMENTS: makes build/NAME with the pinned Python packages; instant when it is up to date.
+make_environment() {
+  local venv=$root/build/$1 requirements=$root/scripts/$2 python=/usr/bin/python3
   if cmp -s "$requirements" "$venv/installed.txt"; then return; fi
   if [[ ! -x $python ]]; then python=python3; fi
-  local log=$root/build/venv.log
+  local log=$venv.log
   mkdir -p "$root/build"
   : >"$log"
   rm -rf "$venv"
@@ -110,3 +119,6 @@ make_venv() {
     run_logged "$log" "$venv/bin/pip" install --disable-pip-version-check --quiet -r "$requirements" &&
     cp "$requirements" "$venv/installed.txt"
 }
+
+# The Python tools of the checks, in build/venv.
+make_venv() { make_environment venv requirements.txt; }

@@ -6,7 +6,7 @@ set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$root" || exit 1
 
-all_stages=(tree format scripts includes cpu asan fuzz tsan tidy cuda)
+all_stages=(tree format scripts includes cpu python asan fuzz tsan tidy cuda)
 check_stages=(format includes quick)
 case "${1:-}" in
   all) stages=("${all_stages[@]}") ;;
@@ -89,6 +89,29 @@ stage_quick() {
 stage_cpu() {
   make_venv || tally 0 1 0
   built cpu && run_ctest cpu
+}
+
+# The wheel as `pip install .` makes it, installed into an environment that holds numpy, ml_dtypes and pytest beside it.
+stage_python() {
+  if ! make_environment python python_requirements.txt; then
+    echo "python: the packages of scripts/python_requirements.txt could not be installed into build/python"
+    tally 0 1 0
+    return
+  fi
+  if ! build_wheel off || ! run_logged build/wheel-off.log build/python/bin/pip install --disable-pip-version-check \
+    --force-reinstall --no-deps build/wheels/off/*.whl; then
+    tally 0 1 0
+    return
+  fi
+  local counts
+  rm -f build/python.xml
+  env -u MEGAMOE_LIBRARY -u PYTHONPATH build/python/bin/python -m pytest -q -p no:cacheprovider --junitxml build/python.xml tests/python >build/python.log 2>&1 </dev/null
+  if ! counts=$(scripts/count_tests.py build/python.xml); then
+    tail -n 20 build/python.log
+    counts="0 1 0"
+  fi
+  # shellcheck disable=SC2086
+  tally $counts
 }
 
 stage_asan() {

@@ -125,6 +125,8 @@ typedef struct megamoe_forward_args {
   uint32_t renormalize_weights;          /* 1: weights make up for slots that map or absent ranks mask */
   uint32_t is_asynchronous;              /* 1: only enqueue on `cuda_stream` and return; see megamoe_layer_finish */
   void* cuda_stream;                     /* a cudaStream_t, null: the default stream; null where is_asynchronous is 0 */
+  float swiglu_clamp;                    /* in place of the layer's, equal on all ranks; 0: the layer's, +inf: none */
+  uint32_t reserved;                     /* 0 */
 } megamoe_forward_args;
 
 /* Which process of which group this is. Zero `num_ranks`: read RANK, WORLD_SIZE, ... as a launcher sets them. */
@@ -138,8 +140,9 @@ typedef struct megamoe_process_options {
   const char* rendezvous_dir; /* a private folder; null chooses */
 } megamoe_process_options;
 
-typedef struct megamoe_group megamoe_group; /* one rank's membership in a group */
-typedef struct megamoe_layer megamoe_layer; /* one rank's layer */
+typedef struct megamoe_group megamoe_group;     /* one rank's membership in a group */
+typedef struct megamoe_layer megamoe_layer;     /* one rank's layer */
+typedef struct megamoe_weights megamoe_weights; /* weights made ready for one layer */
 
 /* "0.1.0" */
 MEGAMOE_API const char* megamoe_version(void);
@@ -176,6 +179,14 @@ MEGAMOE_API megamoe_code megamoe_workspace_bytes(const megamoe_layer_config* con
 MEGAMOE_API megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_group* group,
                                               megamoe_layer** layer);
 MEGAMOE_API megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights);
+/* As megamoe_layer_load_weights, for megamoe_layer_use_weights: one layer then serves all layers of a model, with one
+ * workspace. The result serves this layer only; it must not be destroyed before the calls and graphs that use it. */
+MEGAMOE_API megamoe_code megamoe_layer_prepare_weights(megamoe_layer* layer, const megamoe_expert_weights* weights,
+                                                       megamoe_weights** prepared);
+/* Later calls of this rank use these weights. Waits for nothing: it may come between calls that are captured. */
+MEGAMOE_API megamoe_code megamoe_layer_use_weights(megamoe_layer* layer, const megamoe_weights* prepared);
+/* Null is ignored. */
+MEGAMOE_API void megamoe_weights_destroy(megamoe_weights* prepared);
 /* Collective. */
 MEGAMOE_API megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args);
 /* Waits for the last asynchronous call and returns the first failure of such calls that no call has returned yet.

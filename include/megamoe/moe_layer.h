@@ -89,6 +89,9 @@ struct ForwardArgs {
   /// [T, H] bfloat16. A refused call leaves it as it was; after a timeout its contents are not defined.
   TensorView output{};
   uint64_t timeout_ns = 0;  ///< Overrides LayerConfig::timeout_ns where not 0.
+  /// Overrides LayerConfig::swiglu_clamp; +inf: none. Must be > 0 and equal on all ranks: each applies its own to the
+  /// rows of its experts.
+  std::optional<float> swiglu_clamp{};
 
   TensorView shared_weights{};  ///< [T, m] float32: weights of the shared experts; absent: 1.
   /// [num_logical_experts] or [num_logical_experts, most copies] int32: physical experts in [0, num_experts). The
@@ -163,6 +166,12 @@ struct ForwardReport {
   std::vector<uint32_t> rows_per_expert;  ///< Received by this rank's experts, shared ones left out.
 };
 
+/// Weights that were checked and made ready for one layer.
+class PreparedWeights {
+ public:
+  virtual ~PreparedWeights() = default;
+};
+
 class MoeLayer {
  public:
   /// Checks a configuration and says what it would allocate. Needs no group and no GPU.
@@ -182,6 +191,15 @@ class MoeLayer {
   /// Not collective. Checks shapes, dtypes, layouts and scales. May be called again between forward calls.
   /// Waits for calls in flight; a captured graph keeps the weights of its capture.
   Status load_weights(const ExpertWeights& weights);
+
+  /// Not collective. Checks weights as load_weights does and makes them ready for use_weights: one layer then serves
+  /// all layers of a model, with one workspace. The weights stay the caller's; the result serves this layer only, and
+  /// must not end before the calls that use it, graphs included.
+  Result<std::shared_ptr<const PreparedWeights>> prepare_weights(const ExpertWeights& weights);
+
+  /// Not collective. Later calls of this rank use these weights; what is enqueued already, and captured graphs, keep
+  /// theirs. Waits for nothing and looks at no memory, so that it may come between calls that are captured.
+  Status use_weights(std::shared_ptr<const PreparedWeights> weights);
 
   /// Collective among the active ranks: y[t] = sum over slots of weight * expert(x[t]). Ranks may have different
   /// numbers of tokens, also none. Errors: a rank that is given wrong arguments makes the call fail on every rank with

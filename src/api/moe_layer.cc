@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -60,6 +61,19 @@ std::string agreement_text(const LayerConfig& c, const backends::BackendPlan& pl
       c.num_shared_experts, c.routed_scaling, c.num_logical_experts, w.max_tokens,
       c.swiglu_clamp ? fmt::format("{}", *c.swiglu_clamp) : "none", w.block_m, w.token_ring_blocks, w.act_ring_blocks,
       plan.schedule.unit_blocks, plan.schedule.lag_units);
+}
+
+/// A backend's weights, and whose.
+struct WeightsOfLayer final : PreparedWeights {
+  WeightsOfLayer(uint64_t id, std::shared_ptr<const backends::WeightSet> ready) : layer_id(id), set(std::move(ready)) {}
+  uint64_t layer_id;
+  std::shared_ptr<const backends::WeightSet> set;
+};
+
+/// Never the same twice, unlike an address.
+uint64_t next_layer_id() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 /// Collective: every rank tells whether it can go on; the first failure is everybody's.
@@ -123,10 +137,22 @@ class MoeLayer::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Status load_weights(const ExpertWeights& weights) {
+  Result<std::shared_ptr<const PreparedWeights>> prepare_weights(const ExpertWeights& weights) {
     const uint32_t local = config_.shape.num_experts / group_->num_ranks();
     MEGAMOE_RETURN_IF_ERROR(api::validate_weights(weights, config_, local, *backend_));
-    MEGAMOE_RETURN_IF_ERROR(rank_->load_weights(weights));
+    Result<std::shared_ptr<const backends::WeightSet>> set = rank_->prepare_weights(weights);
+    if (!set.ok()) return set.status();
+    return std::shared_ptr<const PreparedWeights>(std::make_shared<WeightsOfLayer>(id_, std::move(set).value()));
+  }
+
+  Status use_weights(const std::shared_ptr<const PreparedWeights>& weights) {
+    const auto* given = dynamic_cast<const WeightsOfLayer*>(weights.get());
+    if (given == nullptr || given->layer_id != id_)
+      return {Code::kInvalidArgument,
+              fmt::format("moe_layer.use_weights: the weights must have been prepared by this layer, got {}; call its "
+                          "prepare_weights",
+                          given == nullptr ? "none" : "another layer's")};
+    rank_->use_weights(given->set);
     has_weights_ = true;
     return {};
   }
@@ -227,6 +253,7 @@ class MoeLayer::Impl {
     return {status.code(), poison_reason_};
   }
 
+  const uint64_t id_ = next_layer_id();
   LayerConfig config_;
   std::shared_ptr<SymmetricMemory> group_;
   const backends::Backend* backend_ = nullptr;
@@ -263,7 +290,16 @@ MoeLayer::MoeLayer(MoeLayer&&) noexcept = default;
 MoeLayer& MoeLayer::operator=(MoeLayer&&) noexcept = default;
 MoeLayer::~MoeLayer() = default;
 
-Status MoeLayer::load_weights(const ExpertWeights& weights) { return impl_->load_weights(weights); }
+Status MoeLayer::load_weights(const ExpertWeights& weights) {
+  Result<std::shared_ptr<const PreparedWeights>> prepared = impl_->prepare_weights(weights);
+  if (!prepared.ok()) return prepared.status();
+  return impl_->use_weights(prepared.value());
+}
+Result<std::shared_ptr<const PreparedWeights>> MoeLayer::prepare_weights(const ExpertWeights& weights) {
+  return impl_->prepare_weights(weights);
+}
+// NOLINTNEXTLINE(performance-unnecessary-value-param): callers hand it over
+Status MoeLayer::use_weights(std::shared_ptr<const PreparedWeights> weights) { return impl_->use_weights(weights); }
 Status MoeLayer::forward(const ForwardArgs& args) { return impl_->forward(args); }
 Status MoeLayer::finish() { return impl_->finish(); }
 InputViews MoeLayer::input_views() const { return impl_->input_views(); }

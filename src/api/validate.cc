@@ -369,6 +369,9 @@ Status validate_forward(const ForwardArgs& args, const LayerConfig& config, uint
             fmt::format("{}: cuda_stream needs backend cuda, since backend {} runs a call on the calling thread; leave "
                         "it unset",
                         where, backend.name())};
+  if (args.swiglu_clamp && !(*args.swiglu_clamp > 0))
+    return invalid("{}: swiglu_clamp must be greater than 0, got {}; leave it unset for the layer's", where,
+                   *args.swiglu_clamp);
   const TensorView& x = args.hidden_states;
   if (!x.present() || x.num_dims != 2)
     return invalid("{}: hidden_states must have shape [tokens, {}], got {}", where, h, shape_text(x));

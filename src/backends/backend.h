@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "megamoe/moe_layer.h"
 #include "protocol/rank_view.h"
@@ -65,12 +66,27 @@ inline InputViews input_views(const protocol::RankView& view, Device device, int
   return views;
 }
 
+/// Weights as a backend's calls read them.
+class WeightSet {
+ public:
+  virtual ~WeightSet() = default;
+};
+
 /// One rank's side of the layer, bound to an allocated and zeroed workspace. Not thread-safe.
 class BackendRank {
  public:
   virtual ~BackendRank() = default;
-  /// Arguments have been validated by the caller. Keeps the views.
-  virtual Status load_weights(const ExpertWeights& weights) = 0;
+  /// Arguments have been validated by the caller. The result keeps the views; later calls of prepare and use leave it
+  /// as it is.
+  virtual Result<std::shared_ptr<const WeightSet>> prepare_weights(const ExpertWeights& weights) = 0;
+  /// @param weights  made by this rank
+  virtual void use_weights(std::shared_ptr<const WeightSet> weights) = 0;
+  Status load_weights(const ExpertWeights& weights) {
+    Result<std::shared_ptr<const WeightSet>> prepared = prepare_weights(weights);
+    if (!prepared.ok()) return prepared.status();
+    use_weights(std::move(prepared).value());
+    return {};
+  }
   /// @param refusal  not ok: this rank refuses the call; the backend tells all ranks and returns the reason
   virtual Status forward(const ForwardArgs& args, const Status& refusal) = 0;
   /// As MoeLayer::finish.

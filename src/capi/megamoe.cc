@@ -27,6 +27,10 @@ struct megamoe_layer {
   std::string error;
 };
 
+struct megamoe_weights {
+  std::shared_ptr<const megamoe::PreparedWeights> prepared;
+};
+
 namespace megamoe::capi {
 namespace {
 
@@ -133,6 +137,22 @@ ScaleFormat scale_format(megamoe_scale_format format) {
   return known ? static_cast<ScaleFormat>(format) : ScaleFormat::kUnspecified;
 }
 
+Status read_weights(const char* function, const megamoe_expert_weights* given, ExpertWeights& weights) {
+  megamoe_expert_weights w = {};
+  MEGAMOE_RETURN_IF_ERROR(read_struct(function, given, w));
+  weights = {view(w.w13),
+             view(w.w13_scale),
+             view(w.w2),
+             view(w.w2_scale),
+             w13_layout(w.w13_layout),
+             scale_format(w.scale_format),
+             view(w.shared_w13),
+             view(w.shared_w13_scale),
+             view(w.shared_w2),
+             view(w.shared_w2_scale)};
+  return {};
+}
+
 ForwardArgs forward_args(const megamoe_forward_args& a) {
   ForwardArgs call;
   call.hidden_states = view(a.hidden_states);
@@ -147,6 +167,7 @@ ForwardArgs forward_args(const megamoe_forward_args& a) {
   call.active_ranks = {a.active_ranks[0], a.active_ranks[1]};
   call.renormalize_weights = a.renormalize_weights != 0;
   call.cumulative_recv_counts = view(a.cumulative_recv_counts);
+  if (a.swiglu_clamp != 0) call.swiglu_clamp = a.swiglu_clamp;
   return call;
 }
 
@@ -294,13 +315,33 @@ megamoe_code megamoe_layer_create(const megamoe_layer_config* config, megamoe_gr
 
 megamoe_code megamoe_layer_load_weights(megamoe_layer* layer, const megamoe_expert_weights* weights) {
   return on_layer("megamoe_layer_load_weights", layer, [&]() -> Status {
-    megamoe_expert_weights w = {};
-    MEGAMOE_RETURN_IF_ERROR(read_struct("megamoe_layer_load_weights", weights, w));
-    return layer->layer.load_weights({view(w.w13), view(w.w13_scale), view(w.w2), view(w.w2_scale),
-                                      w13_layout(w.w13_layout), scale_format(w.scale_format), view(w.shared_w13),
-                                      view(w.shared_w13_scale), view(w.shared_w2), view(w.shared_w2_scale)});
+    ExpertWeights read;
+    MEGAMOE_RETURN_IF_ERROR(read_weights("megamoe_layer_load_weights", weights, read));
+    return layer->layer.load_weights(read);
   });
 }
+
+megamoe_code megamoe_layer_prepare_weights(megamoe_layer* layer, const megamoe_expert_weights* weights,
+                                           megamoe_weights** prepared) {
+  return on_layer("megamoe_layer_prepare_weights", layer, [&]() -> Status {
+    if (prepared == nullptr) return null_argument("megamoe_layer_prepare_weights", "prepared");
+    ExpertWeights read;
+    MEGAMOE_RETURN_IF_ERROR(read_weights("megamoe_layer_prepare_weights", weights, read));
+    Result<std::shared_ptr<const PreparedWeights>> made = layer->layer.prepare_weights(read);
+    if (!made.ok()) return made.status();
+    *prepared = new megamoe_weights{std::move(made).value()};
+    return {};
+  });
+}
+
+megamoe_code megamoe_layer_use_weights(megamoe_layer* layer, const megamoe_weights* prepared) {
+  return on_layer("megamoe_layer_use_weights", layer, [&] {
+    if (prepared == nullptr) return null_argument("megamoe_layer_use_weights", "prepared");
+    return layer->layer.use_weights(prepared->prepared);
+  });
+}
+
+void megamoe_weights_destroy(megamoe_weights* prepared) { delete prepared; }
 
 megamoe_code megamoe_layer_forward(megamoe_layer* layer, const megamoe_forward_args* args) {
   return on_layer("megamoe_layer_forward", layer, [&]() -> Status {

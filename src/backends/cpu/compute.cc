@@ -24,7 +24,7 @@ void run_gemm(GemmBlock gemm, const WeightRows& rows, uint32_t num_columns) {
 
 }  // namespace
 
-Compute::Compute(const protocol::RankView& view, const WeightTable& weights) : view_(&view), weights_(&weights) {
+Compute::Compute(const protocol::RankView& view) : view_(&view) {
   const uint32_t block_m = view.spec.block_m;
   const size_t scratch_bytes = core::align_up(gemm_scratch_bytes(block_m), kScratchAlignment);
   scratch_.reset(std::aligned_alloc(kScratchAlignment, scratch_bytes));
@@ -54,7 +54,8 @@ void Compute::fill_input(const CallInputs& inputs, uint32_t first_token, uint32_
   }
 }
 
-void Compute::token_gemm(const protocol::Tile& tile, uint32_t num_rows, core::W13Half half, float* sums) {
+void Compute::token_gemm(const WeightTable& weights, const protocol::Tile& tile, uint32_t num_rows, core::W13Half half,
+                         float* sums) {
   const auto& spec = view_->spec;
   const uint64_t ring_slot = view_->token_ring().slot(tile.block);
   const uint32_t first_row = tile.n * kScaleGroup;
@@ -65,19 +66,19 @@ void Compute::token_gemm(const protocol::Tile& tile, uint32_t num_rows, core::W1
   gemm.a_scales = view_->layout.pool_scales.in(view_->own()) + ring_slot * spec.hidden_groups() * spec.block_m;
   gemm.a_scale_row_stride = 1;
   gemm.a_scale_group_stride = spec.block_m;
-  gemm.b_scales = weights_->w13_scales(tile.local_expert, half, first_row);
+  gemm.b_scales = weights.w13_scales(tile.local_expert, half, first_row);
   gemm.num_rows = num_rows;
   gemm.k = spec.shape.hidden;
   gemm.sums = sums;
   gemm.sums_row_stride = kScaleGroup;
   gemm.scratch = scratch_.get();
-  run_gemm(gemm, weights_->w13_rows(tile.local_expert, half, first_row), columns);
+  run_gemm(gemm, weights.w13_rows(tile.local_expert, half, first_row), columns);
 }
 
 void Compute::l1_tile(const CallInputs& inputs, const protocol::Tile& tile, uint32_t num_rows) {
   const auto& spec = view_->spec;
-  token_gemm(tile, num_rows, core::W13Half::kGate, gate_.data());
-  token_gemm(tile, num_rows, core::W13Half::kUp, up_.data());
+  token_gemm(*inputs.weights, tile, num_rows, core::W13Half::kGate, gate_.data());
+  token_gemm(*inputs.weights, tile, num_rows, core::W13Half::kUp, up_.data());
   const protocol::RowMeta* meta = view_->layout.row_meta.in(view_->own()) + uint64_t{tile.block} * spec.block_m;
   for (uint32_t row = 0; row < num_rows; ++row) row_weights_[row] = meta[row].weight;
   const uint64_t ring_slot = view_->act_ring().slot(tile.block);
@@ -98,7 +99,7 @@ void Compute::l1_tile(const CallInputs& inputs, const protocol::Tile& tile, uint
   swiglu_quantize_rows(swiglu);
 }
 
-void Compute::l2_tile(const protocol::Tile& tile, uint32_t num_rows) {
+void Compute::l2_tile(const CallInputs& inputs, const protocol::Tile& tile, uint32_t num_rows) {
   const auto& spec = view_->spec;
   const uint64_t ring_slot = view_->act_ring().slot(tile.block);
   const uint32_t first_column = tile.n * kScaleGroup;
@@ -108,13 +109,13 @@ void Compute::l2_tile(const protocol::Tile& tile, uint32_t num_rows) {
   gemm.a_scales = view_->layout.act_scales.in(view_->own()) + ring_slot * spec.intermediate_groups() * spec.block_m;
   gemm.a_scale_row_stride = 1;
   gemm.a_scale_group_stride = spec.block_m;
-  gemm.b_scales = weights_->w2_scales(tile.local_expert, first_column);
+  gemm.b_scales = inputs.weights->w2_scales(tile.local_expert, first_column);
   gemm.num_rows = num_rows;
   gemm.k = spec.shape.intermediate;
   gemm.sums = gate_.data();
   gemm.sums_row_stride = kScaleGroup;
   gemm.scratch = scratch_.get();
-  run_gemm(gemm, weights_->w2_rows(tile.local_expert, first_column), kScaleGroup);
+  run_gemm(gemm, inputs.weights->w2_rows(tile.local_expert, first_column), kScaleGroup);
   float_rows_to_bf16(gate_.data(), kScaleGroup, num_rows, kScaleGroup, rows_.data(), kScaleGroup);
   const protocol::RowMeta* meta = view_->layout.row_meta.in(view_->own()) + uint64_t{tile.block} * spec.block_m;
   for (uint32_t row = 0; row < num_rows; ++row) {

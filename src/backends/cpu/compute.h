@@ -17,6 +17,7 @@ struct CallInputs {
   uint32_t num_tokens = 0;
   const int32_t* slot_experts = nullptr;  ///< [T][top_k], negative: masked.
   float clamp = 0;                        ///< +infinity: none.
+  const WeightTable* weights = nullptr;
 };
 
 struct AlignedFree {
@@ -26,23 +27,23 @@ struct AlignedFree {
 /// One worker's scratch and arithmetic. Created once, used for every call.
 class Compute {
  public:
-  Compute(const protocol::RankView& view, const WeightTable& weights);
+  explicit Compute(const protocol::RankView& view);
 
   /// Writes codes and scales of input tokens [first, first + count).
   void fill_input(const CallInputs& inputs, uint32_t first_token, uint32_t num_tokens);
   /// Gate and up columns [128 * n, ...) of the block, SwiGLU, requantisation: one scale group of the activations.
   void l1_tile(const CallInputs& inputs, const protocol::Tile& tile, uint32_t num_rows);
   /// Output columns [128 * n, ...) of the block, rounded to BF16, into the combine rows of each row's source rank.
-  void l2_tile(const protocol::Tile& tile, uint32_t num_rows);
+  void l2_tile(const CallInputs& inputs, const protocol::Tile& tile, uint32_t num_rows);
   /// Sums a token's live slots in slot order into the output row.
   void combine(const CallInputs& inputs, uint32_t token);
 
  private:
   /// sums[num_rows][columns] of the token rows of a block with weight rows [first_row, ...) of one half of w13.
-  void token_gemm(const protocol::Tile& tile, uint32_t num_rows, core::W13Half half, float* sums);
+  void token_gemm(const WeightTable& weights, const protocol::Tile& tile, uint32_t num_rows, core::W13Half half,
+                  float* sums);
 
   const protocol::RankView* view_;
-  const WeightTable* weights_;
   std::unique_ptr<void, AlignedFree> scratch_;
   std::vector<float> gate_;         // [block_m][128]
   std::vector<float> up_;           // [block_m][128]

@@ -28,7 +28,8 @@ class CpuRank final : public backends::BackendRank {
   CpuRank(const LayerConfig& config, const backends::BackendPlan& plan, const std::shared_ptr<SymmetricMemory>& group,
           uint32_t num_workers);
 
-  Status load_weights(const ExpertWeights& weights) override;
+  Result<std::shared_ptr<const backends::WeightSet>> prepare_weights(const ExpertWeights& weights) override;
+  void use_weights(std::shared_ptr<const backends::WeightSet> weights) override { weights_ = std::move(weights); }
   Status forward(const ForwardArgs& args, const Status& refusal) override;
   Status finish() override { return {}; }  // no call outlives forward
   void peer_died(uint32_t rank) override;
@@ -58,7 +59,7 @@ class CpuRank final : public backends::BackendRank {
   const LayerConfig config_;
   protocol::RankView view_;
   std::shared_ptr<SymmetricMemory> group_;
-  WeightTable weights_;
+  std::shared_ptr<const backends::WeightSet> weights_;  // a WeightTable; null before the first
   float clamp_;
   uint64_t timeout_ns_;
   std::vector<std::unique_ptr<Compute>> compute_;  // one per worker, then the dispatch thread's

@@ -44,7 +44,7 @@ struct TimedTiles {
   }
   void l2_tile(const protocol::Tile& tile, uint32_t num_rows) {
     const Stopwatch<M> watch(m, times.l2_ns);
-    compute.l2_tile(tile, num_rows);
+    compute.l2_tile(inputs, tile, num_rows);
   }
 };
 
@@ -68,13 +68,14 @@ CpuRank<M>::CpuRank(const LayerConfig& config, const backends::BackendPlan& plan
       timeout_ns_(config.timeout_ns),
       slot_ranges_(plan.workspace.shape.num_experts),
       workers_(num_workers) {
-  for (uint32_t i = 0; i < num_workers + 1; ++i) compute_.push_back(std::make_unique<Compute>(view_, weights_));
+  for (uint32_t i = 0; i < num_workers + 1; ++i) compute_.push_back(std::make_unique<Compute>(view_));
 }
 
 template <protocol::Machine M>
-Status CpuRank<M>::load_weights(const ExpertWeights& weights) {
-  weights_.bind(view_.spec.shape, view_.spec.routed_local_experts(), weights);
-  return {};
+Result<std::shared_ptr<const backends::WeightSet>> CpuRank<M>::prepare_weights(const ExpertWeights& weights) {
+  auto table = std::make_shared<WeightTable>();
+  table->bind(view_.spec.shape, view_.spec.routed_local_experts(), weights);
+  return std::shared_ptr<const backends::WeightSet>(std::move(table));
 }
 
 template <protocol::Machine M>
@@ -258,7 +259,8 @@ Status CpuRank<M>::forward(const ForwardArgs& args, const Status& refusal) {
   call.epoch = ++*view_.layout.epoch.in(view_.own());
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
   call.absent = backends::absent_ranks(args, view_.spec.num_ranks);
-  inputs_ = {&args, refusal.ok() ? static_cast<uint32_t>(args.hidden_states.shape[0]) : 0, nullptr, clamp_};
+  inputs_ = {&args, refusal.ok() ? static_cast<uint32_t>(args.hidden_states.shape[0]) : 0, nullptr,
+             args.swiglu_clamp.value_or(clamp_), static_cast<const WeightTable*>(weights_.get())};
   if (refusal.ok()) read_ids(args);
   inputs_.slot_experts = slot_experts_.data();
 

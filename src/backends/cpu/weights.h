@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "backends/backend.h"
 #include "core/scales.h"
 #include "megamoe/moe_layer.h"
 
@@ -17,7 +18,7 @@ struct WeightRows {
   int64_t run_stride = 0;  ///< Bytes from one run's first row to the next run's.
 };
 
-class WeightTable {
+class WeightTable final : public backends::WeightSet {
  public:
   /// Local experts from `num_routed` on are the shared ones.
   /// Precondition: the views passed validate_weights.

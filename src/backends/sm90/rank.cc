@@ -67,8 +67,6 @@ Sm90Rank::~Sm90Rank() {
   // Back to the stream's pool: cudaFree would wait for kernels of other ranks on this GPU, which may wait for this
   // rank.
   if (args_.grid_state != nullptr) cudaFreeAsync(args_.grid_state, stream_);
-  for (float* scales : converted_scales_)
-    if (scales != nullptr) cudaFreeAsync(scales, stream_);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
   if (side_stream_ != nullptr) cudaStreamDestroy(side_stream_);
   cudaFreeHost(args_.report);
@@ -137,43 +135,58 @@ Status Sm90Rank::check_device(const char* where, std::initializer_list<const Ten
   return {};
 }
 
-Result<const float*> Sm90Rank::float_scales(const TensorView& scales, uint32_t which) {
-  if (!scales.present() || scales.dtype == DType::kFloat32) return static_cast<const float*>(scales.data);
+Status Sm90Weights::read_scales(const TensorView& tensor, CUstream_st* stream, const float*& values) {
+  values = static_cast<const float*>(tensor.data);
+  if (!tensor.present() || tensor.dtype == DType::kFloat32) return {};
   constexpr std::string_view kWhere = "moe_layer.load_weights";
-  const auto count = static_cast<uint64_t>(scales.num_elements());
-  float*& converted = converted_scales_[which];
-  if (converted == nullptr)
-    MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocAsync(reinterpret_cast<void**>(&converted), count * sizeof(float), stream_),
-                                 kWhere);
-  MEGAMOE_RETURN_IF_CUDA_ERROR(decode_ue8m0(static_cast<const uint8_t*>(scales.data), converted, count, stream_),
-                               kWhere);
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), kWhere);
-  return static_cast<const float*>(converted);
+  const auto count = static_cast<uint64_t>(tensor.num_elements());
+  float* copy = nullptr;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaMallocAsync(reinterpret_cast<void**>(&copy), count * sizeof(float), stream), kWhere);
+  converted.push_back(copy);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(decode_ue8m0(static_cast<const uint8_t*>(tensor.data), copy, count, stream), kWhere);
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream), kWhere);
+  values = copy;
+  return {};
 }
 
-Status Sm90Rank::load_weights(const ExpertWeights& weights) {
+Sm90Weights::~Sm90Weights() {
+  // Not cudaFree, which would wait for kernels of other ranks on this GPU, which may wait for this rank.
+  const CurrentDevice current(device);
+  for (float* scales_copy : converted) cudaFreeAsync(scales_copy, cudaStreamPerThread);
+}
+
+Result<std::shared_ptr<const backends::WeightSet>> Sm90Rank::prepare_weights(const ExpertWeights& weights) {
   const CurrentDevice current(device_);
   MEGAMOE_RETURN_IF_ERROR(check_device(
       "moe_layer.load_weights", {&weights.w13, &weights.w13_scale, &weights.w2, &weights.w2_scale, &weights.shared_w13,
                                  &weights.shared_w13_scale, &weights.shared_w2, &weights.shared_w2_scale}));
-  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(last_call_), "moe_layer.load_weights");
   const protocol::WorkspaceSpec& spec = args_.view.spec;
-  const std::array<const TensorView*, 4> views = {&weights.w13_scale, &weights.w2_scale, &weights.shared_w13_scale,
-                                                  &weights.shared_w2_scale};
-  std::array<const float*, 4> scales{};
-  for (uint32_t i = 0; i < views.size(); ++i) {
-    const Result<const float*> read = float_scales(*views[i], i);
-    if (!read.ok()) return read.status();
-    scales[i] = read.value();
-  }
   const W13Layout layout = weights.w13_layout;
-  args_.weight_scales = {
-      {scales[0], scales[1]}, {scales[2], scales[3]}, spec.routed_local_experts(), layout == W13Layout::kUpGate};
+  auto set = std::make_shared<Sm90Weights>();
+  set->device = device_;
+  set->scales.first_shared = spec.routed_local_experts();
+  set->scales.up_is_first = layout == W13Layout::kUpGate;
+  ExpertScales &routed = set->scales.routed, &shared = set->scales.shared;
+  MEGAMOE_RETURN_IF_ERROR(set->read_scales(weights.w13_scale, stream_, routed.w13));
+  MEGAMOE_RETURN_IF_ERROR(set->read_scales(weights.w2_scale, stream_, routed.w2));
+  MEGAMOE_RETURN_IF_ERROR(set->read_scales(weights.shared_w13_scale, stream_, shared.w13));
+  MEGAMOE_RETURN_IF_ERROR(set->read_scales(weights.shared_w2_scale, stream_, shared.w2));
   MEGAMOE_RETURN_IF_ERROR(make_weight_maps(args_.view, instance_.spec, spec.routed_local_experts(), weights.w13.data,
-                                           weights.w2.data, layout, args_.maps.w13, args_.maps.w2));
-  if (spec.shared_experts == 0) return {};
-  return make_weight_maps(args_.view, instance_.spec, spec.shared_experts, weights.shared_w13.data,
-                          weights.shared_w2.data, layout, args_.maps.shared_w13, args_.maps.shared_w2);
+                                           weights.w2.data, layout, set->w13, set->w2));
+  if (spec.shared_experts != 0)
+    MEGAMOE_RETURN_IF_ERROR(make_weight_maps(args_.view, instance_.spec, spec.shared_experts, weights.shared_w13.data,
+                                             weights.shared_w2.data, layout, set->shared_w13, set->shared_w2));
+  return std::shared_ptr<const backends::WeightSet>(std::move(set));
+}
+
+void Sm90Rank::use_weights(std::shared_ptr<const backends::WeightSet> weights) {
+  const auto& set = static_cast<const Sm90Weights&>(*weights);
+  args_.weight_scales = set.scales;
+  args_.maps.w13 = set.w13;
+  args_.maps.w2 = set.w2;
+  args_.maps.shared_w13 = set.shared_w13;
+  args_.maps.shared_w2 = set.shared_w2;
+  weights_ = std::move(weights);
 }
 
 CallTensors Sm90Rank::call_tensors(const ForwardArgs& args) const {
@@ -219,6 +232,7 @@ Status Sm90Rank::enqueue(const ForwardArgs& args, const Status& refusal, cudaStr
   call.gathers_rows = instance_.spec.gathers_rows && args_.view.spec.num_ranks == 1 && !call.tensors.scales_are_ue8m0 &&
                       call.tensors.num_tokens <= kMaxGatheredTokens;
   call.timeout_ns = args.timeout_ns != 0 ? args.timeout_ns : timeout_ns_;
+  call.clamp = args.swiglu_clamp.value_or(args_.clamp);
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;

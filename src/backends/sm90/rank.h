@@ -15,6 +15,18 @@ struct CUstream_st;
 
 namespace megamoe::sm90 {
 
+/// What a launch takes of weights: maps, and scales as FP32.
+struct Sm90Weights final : backends::WeightSet {
+  ~Sm90Weights() override;
+  /// Where the scales are as FP32; others are converted into memory of this set.
+  Status read_scales(const TensorView& tensor, CUstream_st* stream, const float*& values);
+
+  int device = 0;
+  WeightScales scales;
+  CUtensorMap w13{}, w2{}, shared_w13{}, shared_w2{};
+  std::vector<float*> converted;
+};
+
 class Sm90Rank final : public backends::BackendRank {
  public:
   /// Collective: ranks learn how many of them share each GPU.
@@ -23,7 +35,8 @@ class Sm90Rank final : public backends::BackendRank {
                                                   std::shared_ptr<SymmetricMemory> group);
   ~Sm90Rank() override;
 
-  Status load_weights(const ExpertWeights& weights) override;
+  Result<std::shared_ptr<const backends::WeightSet>> prepare_weights(const ExpertWeights& weights) override;
+  void use_weights(std::shared_ptr<const backends::WeightSet> weights) override;
   /// On the caller's stream where it gives one; else on the rank's own, and waits.
   Status forward(const ForwardArgs& args, const Status& refusal) override;
   void peer_died(uint32_t rank) override;
@@ -50,8 +63,6 @@ class Sm90Rank final : public backends::BackendRank {
   /// Ok where the tensors lie on the rank's GPU.
   Status check_device(const char* where, std::initializer_list<const TensorView*> views) const;
   CallTensors call_tensors(const ForwardArgs& args) const;
-  /// @param which  of converted_scales_, for scales that are not FP32
-  Result<const float*> float_scales(const TensorView& scales, uint32_t which);
   /// Leaves `record` in this rank's workspace and raises the abort word of `ranks`, beside a running kernel.
   void raise_abort(const protocol::ErrorRecord& record, const std::vector<uint32_t>& ranks);
   /// Makes a stream other than the last call's wait for it.
@@ -74,7 +85,7 @@ class Sm90Rank final : public backends::BackendRank {
   CUstream_st* side_stream_ = nullptr;  // peer_died(), beside a running kernel
   CUevent_st* last_call_ = nullptr;     // the end of the last call that was not captured
   unsigned long long last_stream_id_ = 0;
-  std::array<float*, 4> converted_scales_{};
+  std::shared_ptr<const backends::WeightSet> weights_;  // those in args_, kept
   KernelArgs args_;
   bool cut_short_ = false;
   ForwardReport report_;

@@ -1,12 +1,14 @@
 // Choosing a SIMD level: every usable one by name, the fastest by default, and errors that list what is possible.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "backends/cpu/kernels/cpu_features.h"
 #include "backends/cpu/kernels/kernels.h"
 
 namespace megamoe::cpu {
@@ -46,6 +48,14 @@ TEST(SimdLevel, AKnownLevelThatThisCpuLacksIsNotSupported) {
     EXPECT_EQ(set_simd_level(level).code(), is_usable ? Code::kOk : Code::kNotSupported) << level;
   }
   ASSERT_TRUE(set_simd_level("auto").ok());
+}
+
+TEST(SimdLevel, TheCpuIsReadAsHighwayReadsIt) {
+  const auto supported = hwy::SupportedTargets();
+  EXPECT_TRUE(cpu_supports(SimdLevel::kScalar));
+  EXPECT_EQ(cpu_supports(SimdLevel::kSse4), (supported & HWY_SSE4) != 0);
+  EXPECT_EQ(cpu_supports(SimdLevel::kAvx2), (supported & HWY_AVX2) != 0);
+  EXPECT_EQ(cpu_supports(SimdLevel::kAvx512), (supported & HWY_AVX3) != 0);
 }
 
 }  // namespace

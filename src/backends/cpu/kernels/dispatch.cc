@@ -1,11 +1,10 @@
 // The public kernel functions: they pick the SIMD level in use and fix the floating-point state around it.
-#include <hwy/targets.h>
-
 #include <array>
 #include <atomic>
 #include <cassert>
 #include <string>
 
+#include "backends/cpu/kernels/cpu_features.h"
 #include "backends/cpu/kernels/fp_state.h"
 #include "backends/cpu/kernels/kernel_table.h"
 #include "backends/cpu/kernels/kernels.h"
@@ -16,7 +15,6 @@ namespace {
 struct LevelKernels {
   std::string_view name;
   SimdLevel level;
-  int64_t hwy_target;
   GemmKernel gemm;
   RowKernels rows;
 };
@@ -27,10 +25,10 @@ constexpr size_t kNumLevels = 4;
 const std::array<LevelKernels, kNumLevels>& all_levels() {
   static const std::array<LevelKernels, kNumLevels> kLevels = [] {
     std::array<LevelKernels, kNumLevels> table{{
-        {"scalar", SimdLevel::kScalar, HWY_EMU128, nullptr, {}},
-        {"sse4", SimdLevel::kSse4, HWY_SSE4, nullptr, {}},
-        {"avx2", SimdLevel::kAvx2, HWY_AVX2, nullptr, {}},
-        {"avx512", SimdLevel::kAvx512, HWY_AVX3, nullptr, {}},
+        {"scalar", SimdLevel::kScalar, nullptr, {}},
+        {"sse4", SimdLevel::kSse4, nullptr, {}},
+        {"avx2", SimdLevel::kAvx2, nullptr, {}},
+        {"avx512", SimdLevel::kAvx512, nullptr, {}},
     }};
     for (LevelKernels& entry : table) {
       entry.gemm = gemm_kernel(entry.level);
@@ -41,10 +39,7 @@ const std::array<LevelKernels, kNumLevels>& all_levels() {
   return kLevels;
 }
 
-bool is_usable(const LevelKernels& entry) {
-  if (entry.gemm == nullptr) return false;
-  return entry.level == SimdLevel::kScalar || (hwy::SupportedTargets() & entry.hwy_target) != 0;
-}
+bool is_usable(const LevelKernels& entry) { return entry.gemm != nullptr && cpu_supports(entry.level); }
 
 const LevelKernels* fastest_level() {
   const LevelKernels* fastest = nullptr;
