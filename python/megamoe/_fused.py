@@ -151,15 +151,15 @@ def fused_experts(
             f"megamoe.fused_experts: expert_map must have global_num_experts ({global_num_experts}) entries, got "
             f"{num_logical}"
         )
-    place = (weights.on_cuda, weights.device_index)
     top_k, num_experts = ids.shape[1], weights.shape[0]
     arguments: dict[str, Any] = {
         "top_k": top_k, "num_experts": num_experts, "intermediate": weights.shape[1] // 2, "hidden": weights.shape[2],
         "swiglu_clamp": swiglu_limit, "num_logical_experts": num_logical,
+        "device": weights.device_index if weights.on_cuda else "cpu",
     }  # fmt: skip
     output = new_output(hidden_states, (tokens.shape[0], weights.shape[2]))
     with _lock:
-        cached = _layer_for((place, *arguments.values()), max(1, tokens.shape[0]), arguments)
+        cached = _layer_for(tuple(arguments.values()), max(1, tokens.shape[0]), arguments)
         given = (weights, view_of(w2, "w2"), view_of(w1_scale, "w1_scale"), view_of(w2_scale, "w2_scale"))
         loaded = (w13_layout, *((view.tensor.data, view.shape, view.tensor.dtype) for view in given))
         use = {"w13_layout": w13_layout, "scale_format": "float32"}

@@ -9,6 +9,7 @@
 
 #include "core/formats/bf16.h"
 #include "core/reference/row_error.h"
+#include "core/tensor_extent.h"
 
 namespace megamoe::test {
 
@@ -145,11 +146,20 @@ Status place_args(api::TensorStore& store, ForwardArgs& args) {
   return {};
 }
 
-/// Views that got other memory after they had been placed: that of the test, which lies on the host.
-void mark_replaced(ForwardArgs before, ForwardArgs& args) {
+bool lies_in(const TensorView& view, const TensorView& memory) {
+  const auto* data = static_cast<const std::byte*>(view.data);
+  const auto* begin = static_cast<const std::byte*>(memory.data);
+  return data >= begin && data < begin + core::extent_of(memory).bytes();
+}
+
+/// Views that got other memory after they had been placed: that of the test, which lies on the host, unless it is the
+/// layer's own.
+void mark_replaced(const InputViews& own, ForwardArgs before, ForwardArgs& args) {
   const std::vector<TensorView*> old = views_of(before), now = views_of(args);
   for (size_t i = 0; i < now.size(); ++i)
-    if (now[i]->data != nullptr && now[i]->data != old[i]->data) now[i]->device = Device::kCpu;
+    if (now[i]->data != nullptr && now[i]->data != old[i]->data && !lies_in(*now[i], own.codes) &&
+        !lies_in(*now[i], own.scales))
+      now[i]->device = Device::kCpu;
 }
 
 }  // namespace
@@ -220,7 +230,7 @@ std::vector<RankOutput> LayerGroup::forward(const std::vector<TestTokens>& token
     Status ready = place_args(stores[rank], call);  // before sizes change, again for what adjust puts in its place
     const ForwardArgs before = call;
     adjust(rank, call);
-    mark_replaced(before, call);
+    mark_replaced(layers_[rank]->input_views(), before, call);
     if (ready.ok()) ready = place_args(stores[rank], call);
     if (config_.backend == "cuda") placed.arrive_and_wait();  // nothing is allocated beside a kernel that waits
     if (!takes_part[rank]) return Status{};

@@ -49,6 +49,7 @@ __device__ __forceinline__ void set_up(const KernelArgs& args, SharedStorage<Spe
     for (auto& buffers : shared.pulled)
       for (uint64_t& buffer : buffers) init(buffer, 1);
     init(shared.amax_full, kMathWarps);
+    init(shared.dry_passes_done, kMathWarps * 32);
     init(shared.staged, kMathWarps);
     init(shared.staging_empty, 1);
     shared.warps_filled = 0;

@@ -97,6 +97,7 @@ struct SharedStorage {
   PieceNote pieces[kPullWarps][kSpec.num_pull_buffers];
   PullCells cells[kPullWarps];
   uint64_t amax_full;
+  uint64_t dry_passes_done;  ///< By every math thread.
   uint64_t staged;         ///< The math warps have written the tile to staging.
   uint64_t staging_empty;  ///< The store warp's copies have read it.
   uint32_t warps_filled;   ///< Warps whose tokens of an input block are written.

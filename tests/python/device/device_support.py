@@ -7,7 +7,10 @@ import torch
 import megamoe
 
 E4M3 = torch.float8_e4m3fn
-LARGEST_ROW_ERROR = 6e-3  # BF16 rounding, and codes that fall on the other side of a tie
+# BF16 rounding, and codes that fall on the other side of a tie, more of them on a GPU: docs/numerics.md, for an
+# intermediate size of 1,024 or more.
+LARGEST_ROW_ERROR = 1.5e-2
+LARGEST_MEAN_ERROR = 6e-3
 
 
 def quantise_rows(values):
@@ -58,7 +61,7 @@ class Layer:
     """All experts' weights and some tokens, on `device`."""
 
     hidden: int = 512
-    intermediate: int = 256
+    intermediate: int = 1024
     num_experts: int = 8
     top_k: int = 2
     num_tokens: int = 24
@@ -100,6 +103,7 @@ def row_errors(got, want):
 def assert_close(got, want, most=LARGEST_ROW_ERROR):
     errors = row_errors(got, want)
     assert errors.numel() == 0 or errors.max() <= most, f"largest row error {errors.max():.2e} in {errors.argmax()}"
+    assert errors.numel() == 0 or errors.mean() <= LARGEST_MEAN_ERROR, f"mean row error {errors.mean():.2e}"
 
 
 def same_bits(a, b):

@@ -77,11 +77,9 @@ class MathWarp {
   /// In a split tile two warps write one part of staging: what one of them left there for nothing comes before.
   __device__ __forceinline__ bool meet_after_dry_passes() {
     if constexpr (Tiling::kSplitsHalfTiles) {
-      const uint32_t barrier = shared_ + offsetof(Shared, amax_full);
-      __syncwarp();
-      if (c_.lane() == 0) ptx::mbarrier_arrive(barrier);
-      if (!wait_barrier(c_, barrier, amax_phase(), Role::kMath)) return false;
-      state_ ^= kAmaxPhase;
+      const uint32_t barrier = shared_ + offsetof(Shared, dry_passes_done);
+      ptx::mbarrier_arrive(barrier);
+      if (!wait_barrier(c_, barrier, 0, Role::kMath)) return false;
     }
     return true;
   }
