@@ -81,7 +81,7 @@ racecheck() {
   while IFS= read -r hazard; do
     if [[ $hazard == *"Write tma.cuh:"* ]]; then
       copies=$((copies + 1))
-    elif [[ $hazard =~ ^Write\ swiglu.cuh:[0-9]+(\ Read\ swiglu.cuh:[0-9]+)+$]]; then
+    elif [[ $hazard =~ ^Write\ swiglu.cuh:[0-9]+(\ Read\ swiglu.cuh:[0-9]+)+$ ]]; then
       told=$((told + 1))
     else
       judged=$((judged + 1))
@@ -91,7 +91,7 @@ racecheck() {
     /Race reported/ { if (line != "") print line; line = "" }
     /(Write|Read) access/ {
       kind = /Write access/ ? "Write" : "Read"
-      where = /store_shared_u16/ ? "staging" : match($0, /[A-Za-z0-9_]+\.cuh?:[0-9]+/) ? substr($0, RSTART, RLENGTH) : "unknown"
+      where = match($0, /[A-Za-z0-9_]+\.cuh?:[0-9]+/) ? substr($0, RSTART, RLENGTH) : "unknown"
       line = line (line == "" ? "" : " ") kind " " where }
     END { if (line != "") print line }')
   if ! printf '%s\n' "$output" | grep -q "RACECHECK SUMMARY: $((judged + copies + told)) hazard"; then
@@ -158,7 +158,7 @@ wait
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l)
 start echo "SKIPPED two_gpus: needs ranks on two GPUs; this machine has $gpus, and the checks place all ranks on one"
 wait
-cat "$scratch"/out.* | tee "$scratch/all"
+sed "s/ *$//" "$scratch"/out.* | tee "$scratch/all"
 if [ -n "${MEGAMOE_DEVICE_CHECK_RAW:-}" ]; then cp "$scratch"/raw.* "$MEGAMOE_DEVICE_CHECK_RAW/"; fi
 echo "$SECONDS s"
 count() { grep -cE "$1" "$scratch/all"; }

@@ -98,9 +98,9 @@ struct SharedStorage {
   PullCells cells[kPullWarps];
   uint64_t amax_full;
   uint64_t dry_passes_done;  ///< By every math thread.
-  uint64_t staged;         ///< The math warps have written the tile to staging.
-  uint64_t staging_empty;  ///< The store warp's copies have read it.
-  uint32_t warps_filled;   ///< Warps whose tokens of an input block are written.
+  uint64_t staged;           ///< The math warps have written the tile to staging.
+  uint64_t staging_empty;    ///< The store warp's copies have read it.
+  uint32_t warps_filled;     ///< Warps whose tokens of an input block are written.
   uint32_t warps_left;
   uint32_t trace_count[Spec::kTrace ? kSpec.plan.num_warps() : 1];
   uint32_t epoch;
