@@ -173,6 +173,9 @@ typedef struct megamoe_checkpoint_info {
   uint32_t was_packed;         /* 1: weights were rounded to E4M3 on loading; 0: taken as they are */
   float swiglu_clamp;          /* 0: none */
   float routed_scaling;        /* of the router: inside the weights that it gives; a layer must not apply it again */
+  uint32_t weight_on_input;    /* 1: the router's weight multiplies the routed experts' input (Llama-4), which is the
+                                  caller's to do: weigh the tokens, pass topk_weights of 1 */
+  uint32_t reserved;           /* 0 */
   const char* model_type;      /* of config.json; "" where it has none */
   const char* notes;           /* what was found and done, one sentence a line */
 } megamoe_checkpoint_info;

@@ -59,6 +59,7 @@ megamoe_checkpoint_info info_of(const megamoe_checkpoint& checkpoint) {
   info.was_packed = experts.packed_here || block.shared.packed_here ? 1 : 0;
   info.swiglu_clamp = experts.config.swiglu_limit.value_or(0.0f);
   info.routed_scaling = block.has_router() ? block.router.config.scaling : 1.0f;
+  info.weight_on_input = experts.config.is_llama4() ? 1 : 0;
   info.model_type = experts.config.model_type.c_str();
   info.notes = checkpoint.notes.c_str();
   return info;
