@@ -4,9 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "io/moe_block.h"
 #include "routing/logits.h"
-#include "routing/router.h"
 
 namespace megamoe::cli {
 namespace {
@@ -38,15 +39,12 @@ RoutingAgreement compare_routings(const io::LayerInputs& file, const io::Buffer<
 Status route(const io::RouterWeights& router, LayerData& data) {
   io::LayerInputs& inputs = data.inputs;
   const uint64_t num_slots = inputs.num_tokens * router.config.top_k;
-  io::Buffer<float> logits;
   io::Buffer<int64_t> ids;
   io::Buffer<float> weights;
-  MEGAMOE_RETURN_IF_ERROR(allocate(logits, inputs.num_tokens * router.config.num_experts, "router logits"));
   MEGAMOE_RETURN_IF_ERROR(allocate(ids, num_slots, "topk_ids"));
   MEGAMOE_RETURN_IF_ERROR(allocate(weights, num_slots, "topk_weights"));
-  routing::router_logits(std::as_const(inputs.hidden_states).span(), inputs.hidden, router.gate.span(), {},
-                         logits.span());
-  routing::choose_experts(router.config, logits.span(), router.correction_bias.span(), ids.span(), weights.span());
+  MEGAMOE_RETURN_IF_ERROR(
+      io::choose_experts(router, std::as_const(inputs.hidden_states).span(), ids.span(), weights.span()));
   if (inputs.top_k == router.config.top_k) data.agreement = compare_routings(inputs, ids);
   inputs.top_k = router.config.top_k;
   inputs.topk_ids = std::move(ids);
@@ -54,21 +52,13 @@ Status route(const io::RouterWeights& router, LayerData& data) {
   return {};
 }
 
-/// The same weight for every piece of the shared expert, since the pieces are one.
+/// Where the shared experts have no gate they weigh 1, which needs no tensor.
 Status weigh_shared(const io::SharedExperts& shared, io::LayerInputs& inputs) {
   if (shared.gate.empty()) return {};
-  io::Buffer<float> weights;
-  MEGAMOE_RETURN_IF_ERROR(allocate(weights, inputs.num_tokens, "weights of the shared expert"));
-  routing::router_logits(std::as_const(inputs.hidden_states).span(), inputs.hidden, shared.gate.span(), {},
-                         weights.span());
-  routing::sigmoid(weights.span());
   MEGAMOE_RETURN_IF_ERROR(
       allocate(inputs.shared_weights, inputs.num_tokens * shared.num_experts, "weights of the shared experts"));
-  for (uint64_t token = 0; token < inputs.num_tokens; ++token) {
-    std::fill_n(inputs.shared_weights.data() + token * shared.num_experts, shared.num_experts, weights[token]);
-  }
   inputs.num_shared = shared.num_experts;
-  return {};
+  return io::weigh_shared_experts(shared, std::as_const(inputs.hidden_states).span(), inputs.shared_weights.span());
 }
 
 /// What the shared experts see: the tokens as they are, every routed slot masked.

@@ -30,7 +30,7 @@ ALLOWED = {
     "src/routing": {"megamoe", "core"},
     "src/io": {"megamoe", "core", "routing"},
     "src/api": {"megamoe", "core", "protocol", "backends", "comm", "io"},
-    "src/capi": {"megamoe", "api"},
+    "src/capi": {"megamoe", "api", "io", "routing"},
     "bench": {"megamoe", "api", "core", "io", "backends/sm90/cost"},
     "cli": {"megamoe", "api", "io", "routing", "bench", "core/reference"},
     "examples": {"megamoe", "api", "io"},

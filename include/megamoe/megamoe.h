@@ -64,6 +64,13 @@ enum {
   MEGAMOE_SCALE_UE8M0 = 2    /* powers of two */
 };
 
+typedef int32_t megamoe_scoring;
+enum {
+  MEGAMOE_SCORING_SOFTMAX = 1,     /* over all experts, before any is chosen */
+  MEGAMOE_SCORING_SIGMOID = 2,     /* of each logit alone */
+  MEGAMOE_SCORING_SQRTSOFTPLUS = 3 /* sqrt(log(1 + exp(logit))) */
+};
+
 /* Caller-owned memory; never copied as a whole, never freed by the library. */
 typedef struct megamoe_tensor {
   void* data; /* may be null where the tensor has no elements */
@@ -140,9 +147,60 @@ typedef struct megamoe_process_options {
   const char* rendezvous_dir; /* a private folder; null chooses */
 } megamoe_process_options;
 
-typedef struct megamoe_group megamoe_group;     /* one rank's membership in a group */
-typedef struct megamoe_layer megamoe_layer;     /* one rank's layer */
-typedef struct megamoe_weights megamoe_weights; /* weights made ready for one layer */
+/* Which part of a checkpoint folder a rank loads: experts [rank * n, (rank + 1) * n) of one layer, n = E / ranks. */
+typedef struct megamoe_checkpoint_options {
+  uint32_t struct_bytes;
+  uint32_t layer;
+  uint32_t rank;
+  uint32_t num_ranks;   /* at least 1, divides E */
+  uint32_t routed_only; /* 1: neither router nor shared experts, which then need not be there */
+  uint32_t reserved;    /* 0 */
+} megamoe_checkpoint_options;
+
+/* What was loaded. The texts live as long as the checkpoint. */
+typedef struct megamoe_checkpoint_info {
+  uint32_t struct_bytes;
+  uint32_t layer;
+  uint32_t hidden;
+  uint32_t intermediate;
+  uint32_t num_experts; /* of the layer, over all ranks */
+  uint32_t top_k;
+  uint32_t expert_begin; /* the experts that are here: [expert_begin, expert_end) */
+  uint32_t expert_end;
+  uint32_t num_shared_experts; /* m of size I: larger shared experts come in pieces whose sum is the whole */
+  uint32_t has_shared_weights; /* 1: a gate weighs the shared experts, see megamoe_checkpoint_route; 0: they weigh 1 */
+  uint32_t has_router;         /* 0: routing comes from elsewhere; megamoe_checkpoint_router says why */
+  uint32_t was_packed;         /* 1: weights were rounded to E4M3 on loading; 0: taken as they are */
+  float swiglu_clamp;          /* 0: none */
+  float routed_scaling;        /* of the router: inside the weights that it gives; a layer must not apply it again */
+  uint32_t weight_on_input;    /* 1: the router's weight multiplies the routed experts' input (Llama-4), which is the
+                                  caller's to do: weigh the tokens, pass topk_weights of 1 */
+  uint32_t reserved;           /* 0 */
+  const char* model_type;      /* of config.json; "" where it has none */
+  const char* notes;           /* what was found and done, one sentence a line */
+} megamoe_checkpoint_info;
+
+/* From router logits to experts: the top_k with the highest score, plus correction bias where there is one, inside the
+ * chosen groups; their weights come from the scores without the bias. Ties go to the lowest index. */
+typedef struct megamoe_router_config {
+  uint32_t struct_bytes;
+  megamoe_scoring scoring;
+  uint32_t num_experts;
+  uint32_t top_k;
+  uint32_t has_correction_bias; /* 1: added to the scores for the choice alone */
+  uint32_t num_groups;          /* equal runs of experts, ranked by the sum of their best two; 0: 1 */
+  uint32_t topk_groups;         /* groups from which experts may be chosen; 0: 1 */
+  uint32_t renormalize;         /* 1: weights of a token are divided by their sum + renormalize_epsilon */
+  float renormalize_epsilon;
+  float scaling;            /* multiplies the weights, last; 0: 1 */
+  uint32_t weight_on_input; /* 1: the weight multiplies the routed experts' input instead of their output (Llama-4) */
+  uint32_t reserved;        /* 0 */
+} megamoe_router_config;
+
+typedef struct megamoe_group megamoe_group;           /* one rank's membership in a group */
+typedef struct megamoe_layer megamoe_layer;           /* one rank's layer */
+typedef struct megamoe_weights megamoe_weights;       /* weights made ready for one layer */
+typedef struct megamoe_checkpoint megamoe_checkpoint; /* one rank's part of one layer of a checkpoint, in host memory */
 
 /* "0.1.0" */
 MEGAMOE_API const char* megamoe_version(void);
@@ -202,6 +260,35 @@ MEGAMOE_API megamoe_code megamoe_layer_reset(megamoe_layer* layer);
 MEGAMOE_API const char* megamoe_layer_error(const megamoe_layer* layer);
 /* Collective. Null is ignored. */
 MEGAMOE_API void megamoe_layer_destroy(megamoe_layer* layer);
+
+/* Loads a rank's part of one layer of a checkpoint folder (config.json and safetensors). BF16 and MXFP4 experts become
+ * E4M3. Not collective. MEGAMOE_BAD_FILE: anything missing, short, unknown or contradictory, by name, before weights
+ * are read; MEGAMOE_NOT_SUPPORTED: a naming, type or quantisation that is recognised but not loaded. */
+MEGAMOE_API megamoe_code megamoe_checkpoint_load(const char* folder, const megamoe_checkpoint_options* options,
+                                                 megamoe_checkpoint** checkpoint);
+/* Fills `info`, whose struct_bytes the caller sets. */
+MEGAMOE_API megamoe_code megamoe_checkpoint_describe(const megamoe_checkpoint* checkpoint,
+                                                     megamoe_checkpoint_info* info);
+/* Fills `weights`, whose struct_bytes the caller sets, with views of memory that the checkpoint owns: for
+ * megamoe_layer_load_weights of a layer in host memory, or to be copied to a GPU. */
+MEGAMOE_API megamoe_code megamoe_checkpoint_weights(const megamoe_checkpoint* checkpoint,
+                                                    megamoe_expert_weights* weights);
+/* Fills `config`, whose struct_bytes the caller sets. MEGAMOE_NOT_SUPPORTED: there is none, with the reason. */
+MEGAMOE_API megamoe_code megamoe_checkpoint_router(const megamoe_checkpoint* checkpoint, megamoe_router_config* config);
+/* Runs the router on T tokens in dense host memory. hidden_states [T, H] bfloat16 or float32; topk_ids [T, K] int64 and
+ * topk_weights [T, K] float32 are written; so is shared_weights [T, m] float32, which may be null. */
+MEGAMOE_API megamoe_code megamoe_checkpoint_route(const megamoe_checkpoint* checkpoint,
+                                                  const megamoe_tensor* hidden_states, const megamoe_tensor* topk_ids,
+                                                  const megamoe_tensor* topk_weights,
+                                                  const megamoe_tensor* shared_weights);
+/* Null is ignored. The views of its weights end with it. */
+MEGAMOE_API void megamoe_checkpoint_destroy(megamoe_checkpoint* checkpoint);
+
+/* Chooses for T tokens in dense host memory. logits [T, E] float32; correction_bias [E] float32 or null; topk_ids [T,
+ * K] int64 and topk_weights [T, K] float32 are written. Ids are distinct and in range whatever the logits are. */
+MEGAMOE_API megamoe_code megamoe_choose_experts(const megamoe_router_config* config, const megamoe_tensor* logits,
+                                                const megamoe_tensor* correction_bias, const megamoe_tensor* topk_ids,
+                                                const megamoe_tensor* topk_weights);
 
 #ifdef __cplusplus
 } /* extern "C" */

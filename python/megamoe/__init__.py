@@ -1,14 +1,18 @@
 """megamoe: an expert-parallel FP8 Mixture-of-Experts layer, on CPU threads and processes and on Hopper GPUs.
 
-Importing it needs no GPU, driver, torch or numpy. See `MoELayer`; `megamoe.torch` has the PyTorch operator.
+Importing it needs no GPU, driver, torch or numpy. See `MoELayer` and `load_checkpoint`; `megamoe.torch` has the PyTorch
+operator.
 """
 
+from megamoe import routing
 from megamoe._arguments import workspace_bytes
+from megamoe._checkpoint import Checkpoint, load_checkpoint
 from megamoe._errors import (
     BadFileError,
     InternalError,
     InvalidArgumentError,
     MegamoeError,
+    MissingFileError,
     NotSupportedError,
     OutOfMemoryError,
     PeerFailedError,
@@ -31,10 +35,12 @@ from megamoe._tensors import typed
 
 __all__ = [
     "BadFileError",
+    "Checkpoint",
     "Group",
     "InternalError",
     "InvalidArgumentError",
     "MegamoeError",
+    "MissingFileError",
     "MoELayer",
     "NotSupportedError",
     "OutOfMemoryError",
@@ -46,10 +52,12 @@ __all__ = [
     "cuda_process_group",
     "cuda_thread_group",
     "fused_experts",
+    "load_checkpoint",
     "process_group",
     "quantize_blocks",
     "quantize_tokens",
     "release_fused_experts",
+    "routing",
     "run_ranks",
     "set_log_callback",
     "thread_group",

@@ -27,6 +27,10 @@ class BadFileError(MegamoeError, ValueError):
     code = "bad_file"
 
 
+class MissingFileError(BadFileError, FileNotFoundError):
+    """A folder that is no checkpoint: it, its config.json or its safetensors files are not there."""
+
+
 class OutOfMemoryError(MegamoeError, MemoryError):
     """Host or GPU memory is exhausted."""
 

@@ -18,6 +18,7 @@ DTYPES: dict[str, int] = {
 }
 W13_LAYOUTS: dict[str, int] = {"gate_up": 1, "up_gate": 2, "interleaved_1": 3, "interleaved_8": 4}
 SCALE_FORMATS: dict[str, int] = {"float32": 1, "ue8m0": 2}
+SCORINGS: dict[str, int] = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 3}
 
 
 class Tensor(ctypes.Structure):
@@ -109,11 +110,63 @@ class ProcessOptions(Sized):
     ]
 
 
+class CheckpointOptions(Sized):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint32),
+        ("layer", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("num_ranks", ctypes.c_uint32),
+        ("routed_only", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class CheckpointInfo(Sized):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint32),
+        ("layer", ctypes.c_uint32),
+        ("hidden", ctypes.c_uint32),
+        ("intermediate", ctypes.c_uint32),
+        ("num_experts", ctypes.c_uint32),
+        ("top_k", ctypes.c_uint32),
+        ("expert_begin", ctypes.c_uint32),
+        ("expert_end", ctypes.c_uint32),
+        ("num_shared_experts", ctypes.c_uint32),
+        ("has_shared_weights", ctypes.c_uint32),
+        ("has_router", ctypes.c_uint32),
+        ("was_packed", ctypes.c_uint32),
+        ("swiglu_clamp", ctypes.c_float),
+        ("routed_scaling", ctypes.c_float),
+        ("weight_on_input", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("model_type", ctypes.c_char_p),
+        ("notes", ctypes.c_char_p),
+    ]
+
+
+class RouterConfig(Sized):
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint32),
+        ("scoring", ctypes.c_int32),
+        ("num_experts", ctypes.c_uint32),
+        ("top_k", ctypes.c_uint32),
+        ("has_correction_bias", ctypes.c_uint32),
+        ("num_groups", ctypes.c_uint32),
+        ("topk_groups", ctypes.c_uint32),
+        ("renormalize", ctypes.c_uint32),
+        ("renormalize_epsilon", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+        ("weight_on_input", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p)
 
 _Code = ctypes.c_int32
 _Handle = ctypes.c_void_p
 _HandleOut = ctypes.POINTER(ctypes.c_void_p)
+_TensorIn = ctypes.POINTER(Tensor)
 
 # name: (result, arguments)
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -143,4 +196,14 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "megamoe_layer_reset": (_Code, [_Handle]),
     "megamoe_layer_error": (ctypes.c_char_p, [_Handle]),
     "megamoe_layer_destroy": (None, [_Handle]),
+    "megamoe_checkpoint_load": (_Code, [ctypes.c_char_p, ctypes.POINTER(CheckpointOptions), _HandleOut]),
+    "megamoe_checkpoint_describe": (_Code, [_Handle, ctypes.POINTER(CheckpointInfo)]),
+    "megamoe_checkpoint_weights": (_Code, [_Handle, ctypes.POINTER(ExpertWeights)]),
+    "megamoe_checkpoint_router": (_Code, [_Handle, ctypes.POINTER(RouterConfig)]),
+    "megamoe_checkpoint_route": (_Code, [_Handle, _TensorIn, _TensorIn, _TensorIn, _TensorIn]),
+    "megamoe_checkpoint_destroy": (None, [_Handle]),
+    "megamoe_choose_experts": (
+        _Code,
+        [ctypes.POINTER(RouterConfig), _TensorIn, _TensorIn, _TensorIn, _TensorIn],
+    ),
 }

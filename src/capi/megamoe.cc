@@ -3,18 +3,14 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "api/log.h"
+#include "capi/translate.h"
 #include "megamoe/moe_layer.h"
 #include "megamoe/process_group.h"
 
@@ -34,87 +30,8 @@ struct megamoe_weights {
 namespace megamoe::capi {
 namespace {
 
-static_assert(MEGAMOE_INTERNAL == static_cast<int>(Code::kInternal) &&
-              MEGAMOE_POISONED == static_cast<int>(Code::kPoisoned));
-static_assert(MEGAMOE_UINT8 == static_cast<int>(DType::kUInt8) &&
-              MEGAMOE_FLOAT8_E8M0 == static_cast<int>(DType::kFloat8E8M0));
 static_assert(MEGAMOE_W13_INTERLEAVED_8 == static_cast<int>(W13Layout::kInterleaved8));
 static_assert(MEGAMOE_SCALE_UE8M0 == static_cast<int>(ScaleFormat::kUe8m0));
-
-std::string& last_error() {
-  thread_local std::string text;
-  return text;
-}
-
-megamoe_code answer(const Status& status) {
-  if (!status.ok()) last_error() = status.message();
-  return static_cast<megamoe_code>(status.code());
-}
-
-Status null_argument(const char* function, const char* what) {
-  return {Code::kInvalidArgument, fmt::format("{}: {} must not be null", function, what)};
-}
-
-/// Runs `body`; an exception (memory, for one) becomes a status.
-template <class Body>
-Status guarded(const char* function, Body body) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return {Code::kOutOfMemory, fmt::format("{}: the process is out of memory", function)};
-  } catch (const std::exception& error) {
-    return {Code::kInternal, fmt::format("{}: unexpected: {}", function, error.what())};
-  } catch (...) {
-    return {Code::kInternal, fmt::format("{}: unexpected exception", function)};
-  }
-}
-
-/// Copies a versioned struct: a shorter one gets zeros, a longer one may only carry zeros where this library ends.
-template <class T>
-Status read_struct(const char* function, const T* given, T& known) {
-  if (given == nullptr) return null_argument(function, "the struct");
-  const uint32_t bytes = given->struct_bytes;
-  if (bytes < sizeof(uint32_t) || bytes > 4096)
-    return {Code::kInvalidArgument, fmt::format("{}: struct_bytes must be the size of the struct ({} here), got {}",
-                                                function, sizeof(T), bytes)};
-  known = {};
-  const auto* raw = reinterpret_cast<const char*>(given);
-  std::memcpy(static_cast<void*>(&known), raw, std::min<size_t>(bytes, sizeof(T)));
-  if (std::any_of(raw + std::min<size_t>(bytes, sizeof(T)), raw + bytes, [](char c) { return c != 0; }))
-    return {Code::kNotSupported,
-            fmt::format("{}: the struct has fields that this library (version {}) does not know; update it", function,
-                        MEGAMOE_VERSION)};
-  return {};
-}
-
-/// A view with impossible numbers becomes one that validation refuses by name.
-TensorView view(const megamoe_tensor& tensor) {
-  TensorView out;
-  if (tensor.dtype == MEGAMOE_DTYPE_NONE) return out;
-  out.dtype = DType{UINT8_MAX};  // present, and of no type that anything accepts
-  if (tensor.dtype < MEGAMOE_DTYPE_NONE || tensor.dtype > MEGAMOE_UINT8) return out;
-  if (tensor.num_dims < 0 || tensor.num_dims > static_cast<int32_t>(TensorView::kMaxRank)) return out;
-  out.data = tensor.data;
-  out.dtype = static_cast<DType>(tensor.dtype);
-  out.num_dims = static_cast<uint32_t>(tensor.num_dims);
-  std::copy_n(tensor.shape, TensorView::kMaxRank, out.shape.begin());
-  std::copy_n(tensor.strides, TensorView::kMaxRank, out.strides.begin());
-  out.device = tensor.device == 0 ? Device::kCpu : Device::kCuda;
-  out.device_index = tensor.device_index;
-  return out;
-}
-
-megamoe_tensor tensor(const TensorView& view) {
-  megamoe_tensor out = {};
-  out.data = view.data;
-  out.dtype = static_cast<megamoe_dtype>(view.dtype);
-  out.num_dims = static_cast<int32_t>(view.num_dims);
-  std::copy_n(view.shape.begin(), TensorView::kMaxRank, out.shape);
-  std::copy_n(view.strides.begin(), TensorView::kMaxRank, out.strides);
-  out.device = view.device == Device::kCpu ? 0 : 1;
-  out.device_index = view.device_index;
-  return out;
-}
 
 /// The stream of a call, where it has one.
 Status read_stream(const megamoe_forward_args& args, std::optional<void*>& stream) {

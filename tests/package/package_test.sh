@@ -25,6 +25,7 @@ fi
 cmake -S "$source_dir/tests/package/consumer" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix" >"$work/consumer.log"
 cmake --build "$work/consumer" >>"$work/consumer.log"
 "$work/consumer/consumer"
+"$work/consumer/checkpoint" "$source_dir/tests/fixtures/qwen2_moe" "$source_dir/tests/fixtures/mixtral"
 
 if command -v pkg-config >/dev/null; then
   export PKG_CONFIG_PATH

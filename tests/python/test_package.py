@@ -20,6 +20,9 @@ STRUCTS = {
     "megamoe_expert_weights": _structs.ExpertWeights,
     "megamoe_forward_args": _structs.ForwardArgs,
     "megamoe_process_options": _structs.ProcessOptions,
+    "megamoe_checkpoint_options": _structs.CheckpointOptions,
+    "megamoe_checkpoint_info": _structs.CheckpointInfo,
+    "megamoe_router_config": _structs.RouterConfig,
 }
 LIBRARY = Path(os.environ.get("MEGAMOE_LIBRARY") or Path(megamoe.__file__).with_name("libmegamoe.so"))
 
@@ -76,6 +79,8 @@ def test_constants_are_the_headers():
     assert layouts == _structs.W13_LAYOUTS
     formats = {name: int(numbers[f"MEGAMOE_SCALE_{name.upper()}"]) for name in _structs.SCALE_FORMATS}
     assert formats == _structs.SCALE_FORMATS
+    scorings = {name: int(numbers[f"MEGAMOE_SCORING_{name.upper()}"]) for name in _structs.SCORINGS}
+    assert scorings == _structs.SCORINGS
 
 
 def python(code):
@@ -170,6 +175,8 @@ def test_every_public_name_has_a_docstring():
     for name in megamoe.__all__:
         if name != "__version__":
             assert getattr(megamoe, name).__doc__, name
-    for name, member in vars(megamoe.MoELayer).items():
+    for name, member in [*vars(megamoe.MoELayer).items(), *vars(megamoe.Checkpoint).items()]:
         if callable(member) and not name.startswith("_"):
             assert member.__doc__, name
+    for name in megamoe.routing.__all__:
+        assert getattr(megamoe.routing, name).__doc__, name
