@@ -113,9 +113,9 @@ Status bench_layer(const BenchOptions& options, const Machine& machine, bool as_
   if (!team.ok()) return team.status();
   const MachineRates rates = measure_machine(machine.num_cores);
   if (!as_json) {
-    fmt::print(stderr, "{}: {} ranks on {} ({}), reads {:.1f} GB/s, {:.1f} G multiply-adds/s measured\n", data->title,
-               options.execution.num_ranks, machine.cpu_model, api::simd_level(), rates.read_bytes_per_s / 1e9,
-               rates.fma_per_s / 1e9);
+    fmt::print(stderr, "{}: {} on {} ({}), reads {:.1f} GB/s, {:.1f} G multiply-adds/s measured\n", data->title,
+               counted(options.execution.num_ranks, "rank"), machine.cpu_model, api::simd_level(),
+               rates.read_bytes_per_s / 1e9, rates.fma_per_s / 1e9);
     fmt::print(stderr, "{:>12} {:>8} {:>12} {:>12} {:>12} {:>12} {:>13} {:>8}\n", "tokens/rank", "rows", "median us",
                "min us", "max us", "floor us", "floor", "x floor");
   }

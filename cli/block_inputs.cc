@@ -12,14 +12,6 @@
 namespace megamoe::cli {
 namespace {
 
-template <class T>
-Status allocate(io::Buffer<T>& buffer, uint64_t count, std::string_view what) {
-  auto allocated = io::Buffer<T>::allocate(count, what);
-  if (!allocated.ok()) return allocated.status();
-  buffer = std::move(allocated).value();
-  return {};
-}
-
 /// Tokens of which both routings name the same experts, in any order.
 RoutingAgreement compare_routings(const io::LayerInputs& file, const io::Buffer<int64_t>& ids) {
   RoutingAgreement agreement;

@@ -14,6 +14,7 @@
 #include "cli/bench_row.h"
 #include "cli/json_writer.h"
 #include "cli/router.h"
+#include "cli/text_format.h"
 
 namespace megamoe::cli {
 namespace {
@@ -120,9 +121,9 @@ Status bench_model(const BenchOptions& options, const api::ModelPreset& model, s
   row.forced_block_rows = options.execution.block_rows;
   row.num_gpus = static_cast<uint32_t>(std::set<int32_t>(subject.gpus.begin(), subject.gpus.end()).size());
   if (!as_json) {
-    fmt::print(stderr, "{}: hidden {}, intermediate {}, {} experts, top-{}, {} ranks on {} GPU(s), {}\n", model.name,
-               model.shape.hidden, model.shape.intermediate, model.shape.num_experts, model.shape.top_k, row.num_ranks,
-               row.num_gpus, row.hardware);
+    fmt::print(stderr, "{}: hidden {}, intermediate {}, {} experts, top-{}, {} on {}, {}\n", model.name,
+               model.shape.hidden, model.shape.intermediate, model.shape.num_experts, model.shape.top_k,
+               counted(row.num_ranks, "rank"), counted(row.num_gpus, "GPU"), row.hardware);
     fmt::print(stderr, "{:<16}{:>8} {:<5}{:<8}{:<10}{:>10}{:>10}{:>10}{:>9}{:>10} {:<12}{:>7}{:>10}\n", "model",
                "tokens", "in", "how", "routing", "median us", "min us", "max us", "TFLOPS", "floor us", "floor",
                "x floor", "predicted");

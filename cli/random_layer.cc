@@ -66,14 +66,6 @@ void prefer_large_pages(io::Buffer<uint8_t>& buffer) {
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-template <class T>
-Status allocate(io::Buffer<T>& buffer, uint64_t count, std::string_view what) {
-  auto allocated = io::Buffer<T>::allocate(count, what);
-  if (!allocated.ok()) return allocated.status();
-  buffer = std::move(allocated).value();
-  return {};
-}
-
 Status fill_experts(uint64_t seed, io::LayerWeights& weights, Progress& progress) {
   const MoeShape& shape = weights.shape();
   const uint64_t experts = weights.num_local_experts();

@@ -26,6 +26,10 @@ std::string bytes_text(uint64_t bytes) {
   return fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
+std::string counted(uint64_t count, const char* noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 void write_shape(JsonWriter& json, const MoeShape& shape) {
   json.begin_object();
   json.key("hidden").whole(shape.hidden);

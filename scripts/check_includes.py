@@ -16,12 +16,20 @@ ALLOWED = {
     | {"core/integer.h", "core/portable.h"},  # the oracle shares nothing with what it judges
     "src/protocol": PLAIN | {"core"},
     "src/backends": {"megamoe", "core", "protocol"},  # what every backend provides
-    "src/backends/cpu": {"megamoe", "core", "protocol", "backends/backend.h", "backends/error_text.h"},
+    "src/backends/cpu": {
+        "megamoe",
+        "core",
+        "protocol",
+        "backends/backend.h",
+        "backends/describe_schedule.h",
+        "backends/error_text.h",
+    },
     "src/backends/sm90": {
         "megamoe",
         "core",
         "protocol",
         "backends/backend.h",
+        "backends/describe_schedule.h",
         "backends/error_text.h",
         "backends/sm90/cost",
     },

@@ -52,7 +52,7 @@ contract_suite() {
       /^\[ RUN      \]/ { name = $4; text = ""; next }
       /^\[       OK \]/ { print "ok   contract." suite "." name " " $5 " " $6; name = ""; next }
       /^\[  SKIPPED \]/ && name != "" { print "SKIPPED contract." suite "." name ": " text; name = ""; next }
-      /^\[  FAILED  \]/ && name != "" { print "FAIL contract." suite "." name ": " substr(text, 1, 500); name = ""; next }
+      /^\[  FAILED  \]/ && name != "" { text = substr(text, 1, 500); sub(/ +$/, "", text); print "FAIL contract." suite "." name ": " text; name = ""; next }
       name != "" { text = text " " $0 }'
     running=$(printf '%s\n' "$output" | awk '/^\[ RUN / { name = $4 } /^\[ +(OK|FAILED|SKIPPED) +\]/ { name = "" } END { print name }')
     [ -z "$running" ] && break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,7 +57,7 @@ def layer_config(
 ) -> Any:
     fields: dict[str, Any] = {}
     for name, value in values.items():
-        number = 0 if value is None else int(value)
+        number = 0 if value is None else operator.index(value)
         if not 0 <= number < 2**32:
             raise InvalidArgumentError(f"{where}: {name} must be between 0 and 4294967295, got {value}")
         fields[name] = number

@@ -43,6 +43,24 @@ def _refuse_others(given: dict[str, Any]) -> None:
             )
 
 
+def _num_logical(expert_map: ArrayLike | None, global_num_experts: int, num_experts: int) -> int:
+    """Entries of the expert map; 0 where ids are those of the experts here."""
+    if expert_map is None:
+        if global_num_experts not in (-1, num_experts):
+            raise InvalidArgumentError(
+                f"megamoe.fused_experts: expert_map must be given where global_num_experts ({global_num_experts}) is "
+                f"not the number of experts in w1 ({num_experts})"
+            )
+        return 0
+    num_logical = view_of(expert_map, "expert_map").shape[0]
+    if global_num_experts not in (-1, num_logical):
+        raise InvalidArgumentError(
+            f"megamoe.fused_experts: expert_map must have global_num_experts ({global_num_experts}) entries, got "
+            f"{num_logical}"
+        )
+    return num_logical
+
+
 def _layer_for(key: tuple[Any, ...], capacity: int, arguments: dict[str, Any]) -> _Cached:
     """A kept layer of that shape with room for `capacity` tokens; a smaller one is replaced, so that one remains."""
     cached = _layers.get(key)
@@ -109,12 +127,13 @@ def fused_experts(
     graph. Layers are kept for the last 8 shapes; weights in host memory stay alive until the next ones;
     `release_fused_experts` lets go of both.
     """
-    if quant_config is not None:
-        w1_scale = getattr(quant_config, "w1_scale", None) if w1_scale is None else w1_scale
-        w2_scale = getattr(quant_config, "w2_scale", None) if w2_scale is None else w2_scale
-        block_shape = getattr(quant_config, "block_shape", None) if block_shape is None else block_shape
-        a1_scale = getattr(quant_config, "a1_scale", None) if a1_scale is None else a1_scale
-        a2_scale = getattr(quant_config, "a2_scale", None) if a2_scale is None else a2_scale
+    w1_scale, w2_scale, block_shape, a1_scale, a2_scale = (
+        getattr(quant_config, name, None) if value is None else value
+        for name, value in (
+            ("w1_scale", w1_scale), ("w2_scale", w2_scale), ("block_shape", block_shape),
+            ("a1_scale", a1_scale), ("a2_scale", a2_scale),
+        )
+    )  # fmt: skip
     quantise = "the weights must be float8_e4m3fn with 128 x 128 scales"
     _refuse_others(
         {
@@ -140,17 +159,7 @@ def fused_experts(
             raise InvalidArgumentError(
                 f"megamoe.fused_experts: {what} must have {dims} dimensions, got shape {list(view.shape)}"
             )
-    if expert_map is None and global_num_experts not in (-1, weights.shape[0]):
-        raise InvalidArgumentError(
-            f"megamoe.fused_experts: expert_map must be given where global_num_experts ({global_num_experts}) is not "
-            f"the number of experts in w1 ({weights.shape[0]})"
-        )
-    num_logical = 0 if expert_map is None else view_of(expert_map, "expert_map").shape[0]
-    if expert_map is not None and global_num_experts not in (-1, num_logical):
-        raise InvalidArgumentError(
-            f"megamoe.fused_experts: expert_map must have global_num_experts ({global_num_experts}) entries, got "
-            f"{num_logical}"
-        )
+    num_logical = _num_logical(expert_map, global_num_experts, weights.shape[0])
     top_k, num_experts = ids.shape[1], weights.shape[0]
     arguments: dict[str, Any] = {
         "top_k": top_k, "num_experts": num_experts, "intermediate": weights.shape[1] // 2, "hidden": weights.shape[2],

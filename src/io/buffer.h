@@ -60,4 +60,13 @@ class Buffer {
   uint64_t size_ = 0;
 };
 
+/// Replaces `buffer`; as Buffer::allocate, with a Status alone.
+template <class T>
+Status allocate(Buffer<T>& buffer, uint64_t count, std::string_view what) {
+  Result<Buffer<T>> result = Buffer<T>::allocate(count, what);
+  if (!result.ok()) return result.status();
+  buffer = std::move(result).value();
+  return {};
+}
+
 }  // namespace megamoe::io

@@ -43,12 +43,14 @@ std::string where_of(const std::string& folder) { return fmt::format("checkpoint
 Status no_weights(const std::string& folder) {
   struct stat properties {};
   if (::stat(folder.c_str(), &properties) != 0 || !S_ISDIR(properties.st_mode)) {
-    return {Code::kBadFile, fmt::format("{}: must be a folder with a checkpoint, got {}", where_of(folder),
-                                        exists(folder) ? "something else" : "no such folder")};
+    return {Code::kBadFile,
+            fmt::format("{}: must be a folder with a checkpoint, got {}; name the folder of config.json",
+                        where_of(folder), exists(folder) ? "something else" : "no such folder")};
   }
   const std::vector<std::string> names = file_names_in(folder);
-  return {Code::kBadFile, fmt::format("{}: must hold {} or {}, found {}", where_of(folder), kSingleFile, kIndexFile,
-                                      names.empty() ? "nothing" : join_names(names))};
+  return {Code::kBadFile,
+          fmt::format("{}: must hold {} or {}, found {}; name the folder of a checkpoint, as Hugging Face writes it",
+                      where_of(folder), kSingleFile, kIndexFile, names.empty() ? "nothing" : join_names(names))};
 }
 
 /// Every tensor of the index must be in the shard that the index names.

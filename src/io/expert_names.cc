@@ -105,10 +105,10 @@ size_t count_parsed(const ExpertNaming& naming, const std::vector<std::string_vi
 Status nothing_found(const std::vector<std::string_view>& names, uint32_t layer, std::string_view where) {
   if (const std::vector<uint32_t> layers = layers_with_experts(names);
       !layers.empty() && !std::binary_search(layers.begin(), layers.end(), layer)) {
-    return {
-        Code::kBadFile,
-        fmt::format("{}: layer {} must have experts, it has none; the layers with experts are {} to {} ({} of them)",
-                    where, layer, layers.front(), layers.back(), layers.size())};
+    const std::string known = layers.size() == 1 ? fmt::format("only layer {} has experts", layers.front())
+                                                 : fmt::format("the {} layers with experts are between {} and {}",
+                                                               layers.size(), layers.front(), layers.back());
+    return {Code::kBadFile, fmt::format("{}: layer {} must have experts, it has none; {}", where, layer, known)};
   }
   std::vector<std::string> known;
   known.reserve(kStyles.size());

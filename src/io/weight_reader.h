@@ -13,14 +13,6 @@
 
 namespace megamoe::io {
 
-template <class T>
-Status allocate(Buffer<T>& buffer, uint64_t count, std::string_view what) {
-  Result<Buffer<T>> result = Buffer<T>::allocate(count, what);
-  if (!result.ok()) return result.status();
-  buffer = std::move(result).value();
-  return {};
-}
-
 /// Keeps scratch memory for one matrix, and counts what it did.
 class WeightReader {
  public:

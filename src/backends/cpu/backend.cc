@@ -9,6 +9,7 @@
 
 #include "backends/cpu/kernels/kernels.h"
 #include "backends/cpu/rank_impl.h"
+#include "backends/describe_schedule.h"
 
 namespace megamoe::cpu {
 namespace {
@@ -91,18 +92,7 @@ Result<backends::BackendPlan> plan_cpu(const LayerConfig& config, uint32_t num_r
                   w.block_m, simd_level());
   const uint32_t workers = threads_of_rank(config, num_ranks);
   report.roles = {{"dispatch (route, pull, combine)", 1, 0}, {"math (quantise, both GEMMs, combine)", workers, 0}};
-  report.schedule = fmt::format(
-      "Tiles are taken by ticket. Up to {} blocks of an expert share a pass over its weights: for each of {} columns "
-      "groups of "
-      "the first GEMM, all blocks; the second GEMM ({} column tiles) of a unit follows {} unit(s) behind the first. At "
-      "most {} "
-      "blocks of tokens and {} of activations are held at a time.",
-      s.unit_blocks, s.num_l1_tiles, s.num_l2_tiles, s.lag_units, w.token_ring_blocks, w.act_ring_blocks);
-  report.block_rows = w.block_m;
-  report.token_ring_blocks = w.token_ring_blocks;
-  report.act_ring_blocks = w.act_ring_blocks;
-  report.unit_blocks = s.unit_blocks;
-  report.lag_units = s.lag_units;
+  backends::describe_schedule(plan);
   return plan;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "backends/describe_schedule.h"
 #include "backends/sm90/cost/cost_model.h"
 #include "backends/sm90/driver.h"
 #include "backends/sm90/rank.h"
@@ -17,7 +18,7 @@ constexpr uint32_t kDefaultUnitBlocks = 8;
 constexpr uint32_t kDefaultLagUnits = 12;
 /// Small batches: the whole first GEMM before the second, so that the last tiles are short and wait for nobody (1% at
 /// 128 tokens); their activations fit the ring.
-constexpr uint32_t kSmallBatchLagUnits = 1u << 20;
+constexpr uint32_t kSmallBatchLagUnits = backends::kLagOfAllUnits;
 constexpr uint64_t kDefaultRingRows = 32768;
 
 /// A full batch, for the cost model.
@@ -132,7 +133,6 @@ class Sm90Backend final : public backends::Backend {
 
 void describe(const KernelInstance& instance, backends::BackendPlan& plan) {
   const protocol::KernelSpec& spec = instance.spec;
-  const protocol::ScheduleSpec& s = plan.schedule;
   LayerPlan& report = plan.report;
   report.backend = "cuda";
   report.kernel = fmt::format(
@@ -145,19 +145,7 @@ void describe(const KernelInstance& instance, backends::BackendPlan& plan) {
       report.roles.push_back({role, 0, spec.plan.registers(warp)});
     report.roles.back().num_threads += 32;
   }
-  const std::string behind =
-      s.lag_units < kSmallBatchLagUnits ? fmt::format("{} unit(s)", s.lag_units) : std::string("all units");
-  report.schedule = fmt::format(
-      "Tiles are taken by ticket. Up to {} blocks of an expert share a pass over its weights: for each of {} column "
-      "tiles of the first GEMM, all blocks; the second GEMM ({} column tiles) of a unit follows {} behind the "
-      "first. At most {} blocks of tokens and {} of activations are held at a time.",
-      s.unit_blocks, s.num_l1_tiles, s.num_l2_tiles, behind, plan.workspace.token_ring_blocks,
-      plan.workspace.act_ring_blocks);
-  report.block_rows = spec.block_m;
-  report.token_ring_blocks = plan.workspace.token_ring_blocks;
-  report.act_ring_blocks = plan.workspace.act_ring_blocks;
-  report.unit_blocks = s.unit_blocks;
-  report.lag_units = s.lag_units;
+  backends::describe_schedule(plan);
 }
 
 }  // namespace
