@@ -2,7 +2,7 @@
 # Checks of the Python package that need PyTorch, on a machine with an SM90 GPU: one line for each check, a total at the end.
 # Usage: scripts/python_device_check.sh WHEEL_DIR [pytest options]; WHEEL_DIR holds the wheel, built with CUDA. "-m gpu"
 # leaves out what needs no GPU. The wheel is installed into a temporary folder for the python3 on PATH, which must have
-# torch and pytest. CHECK_SECONDS bounds each of the three files of checks (300).
+# torch and pytest. CHECK_SECONDS bounds each of the files of checks (300).
 set -uo pipefail
 wheels=${1:?"name the folder that holds the wheel"}
 shift
@@ -20,7 +20,7 @@ PYTHON
 
 # A process for each file: one that hangs or crashes does not hide the others.
 status=0
-for file in test_drop_in.py test_operator.py test_ranks.py; do
+for file in test_checkpoint.py test_drop_in.py test_operator.py test_ranks.py; do
   started=$SECONDS
   (cd "$tests" && timeout -k 5 "${CHECK_SECONDS:-300}" python3 -m pytest -c /dev/null --rootdir "$tests" -p no:cacheprovider \
     -o faulthandler_timeout=60 -v --no-header --tb=short --show-capture=no -W ignore -rs "$@" "$file") 2>&1 | grep -vE '^(collecting|rootdir|$)'
