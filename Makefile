@@ -8,7 +8,7 @@ help:
 	@echo "make test    every check, stage by stage, with seconds; under 25 minutes on 2 cores (some: STAGES=\"tidy cuda\")"
 	@echo "make check   format, includes, unit and contract tests; under 5 minutes"
 	@echo "make prove   the promises of the foundation, one line each with its figure; under 15 minutes"
-	@echo "make figures the README's table and plot of H200 figures, from bench/results/h200.jsonl"
+	@echo "make figures the tables and the plot of H200 figures, from bench/results/h200.jsonl"
 	@echo "make format  rewrite C++, CUDA and Python sources in the project's style"
 	@echo "make clean   remove build/"
 

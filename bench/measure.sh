@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Takes a set of figures on a GPU and appends them to a file. Each set takes under 150 s on an H200.
 # Usage: bench/measure.sh slices|models|skew|shared|tiles FILE.jsonl [PROGRAM]
-#   slices  the table of the README: both slices, both protocols, FP8 and BF16 tokens, uniform routing
+#   slices  the tables of docs/performance.md: both slices, both protocols, FP8 and BF16 tokens, uniform routing
 #   models  whole layers of deepseek-v3, qwen3-235b-a22b and glm-4.5 on one GPU
 #   skew    the slices with zipf:1.0 and one hot expert
 #   shared  a rehearsal: two ranks that share the GPU

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the README's table of H200 figures and docs/images/h200.svg from bench/results/h200.jsonl and peer_h200.json.
+"""Makes the tables of H200 figures (all in docs/performance.md, a few in README.md) and docs/images/h200.svg.
 
---check changes nothing and fails where either is not what the figures give.
+They come from bench/results/h200.jsonl and bench/peer_h200.json. --check changes nothing and fails where one of the
+three is not what the figures give.
 """
 
 import argparse
 import json
 import math
-import re
 import sys
 import textwrap
 from pathlib import Path
@@ -16,10 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results/h200.jsonl"
 PEER = ROOT / "bench/peer_h200.json"
 README = ROOT / "README.md"
+PERFORMANCE = ROOT / "docs/performance.md"
 IMAGE = ROOT / "docs/images/h200.svg"
 BEGIN, END = "<!-- h200: begin (made by make figures) -->", "<!-- h200: end -->"
 SLICES = ("flash-slice", "pro-slice")
 MODELS = ("deepseek-v3", "qwen3-235b-a22b", "glm-4.5")
+README_TOKENS = (1, 32, 128, 1024, 8192)
 KEY = ("model", "ranks", "gpus", "tokens_per_rank", "protocol", "routing", "input")
 
 
@@ -105,30 +107,79 @@ def paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, 150, break_long_words=False, break_on_hyphens=False)
 
 
-def readme_part(figures: dict, peer: dict) -> str:
+def commits_of(rows: list[dict]) -> str:
+    return ", ".join(sorted({row["commit"] for row in rows if row["commit"]})) or "not known"
+
+
+def provenance(figures: dict, plain_only: bool = False) -> str:
+    """Machine, days, and which commit gave which columns; `plain_only`: FP8 tokens and uniform routing."""
     used = [row for row in figures.values() if row["model"] in SLICES + MODELS]
+    plain = [row for row in used if row["model"] in SLICES and (row["input"], row["routing"]) == ("fp8", "uniform")]
+    others = [row for row in used if row["model"] in SLICES and row not in plain]
+    models = [row for row in used if row["model"] in MODELS]
+    used = plain if plain_only else used
     hardware = ", ".join(sorted({row["hardware"] for row in used}))
     dates = sorted({row["date"][:10] for row in used})
-    commits = sorted({row["commit"] for row in used if row["commit"]})
-    where = f"{hardware}; {dates[0]}" + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
-    where += f"; commit {', '.join(commits)}" if commits else ""
+    days = dates[0] + (f" to {dates[-1]}" if dates[-1] != dates[0] else "")
+    text = f"{hardware}; {days}; commit {commits_of(plain)}"
+    for what, rows in (("BF16 tokens, zipf 1.0 and one hot expert", others), ("whole layers", models)):
+        if not plain_only and rows and commits_of(rows) != commits_of(plain):
+            text += f", {what} {commits_of(rows)}"
+    return text
+
+
+def performance_part(figures: dict, peer: dict) -> str:
     lines = [
         BEGIN,
         *paragraph(
-            f"Microseconds a call, medians ({where}; `bench/measure.sh`, `bench/results/h200.jsonl`). Cold: L2 flushed,"
-            " 100 ms idle, one call, FP8 tokens in place, uniform routing, unless the column says otherwise; steady: a"
-            " graph of 20 calls over 3 sets of weights, replayed without a pause."
+            f"Microseconds a call, medians ({provenance(figures)}; `bench/measure.sh`, `bench/results/h200.jsonl`)."
+            " Cold: L2 flushed, 100 ms idle, one call, FP8 tokens in place, uniform routing, unless the column says"
+            " otherwise; steady: a graph of 20 calls over 3 sets of weights, replayed without a pause."
             f" Peer: {peer['name']}, {peer['source']}; {peer['protocol']}."
             " Floor: the weights of the experts that are hit at 4.46 TB/s, or both GEMMs alone at the rate of a bare"
             " grouped GEMM, whichever is longer."
         ),
         "",
-        "![Time over tokens, with floors and the peer](docs/images/h200.svg)",
+        "![Time over tokens, with floors and the peer](images/h200.svg)",
         "",
     ]
     for model in SLICES:
         lines += slice_table(figures, peer, model)
     lines += model_table(figures)
+    return "\n".join([*lines, END])
+
+
+def readme_part(figures: dict, peer: dict) -> str:
+    """Some rows of both slices, and the range of all of them beside the peer."""
+    ratios = [
+        (peer["median_us"][model][str(tokens)] / cold["median_us"], model, tokens)
+        for model in SLICES
+        for tokens in tokens_of(figures, SLICES)
+        if (cold := figure(figures, model, tokens)) and str(tokens) in peer["median_us"][model]
+    ]
+    header = ["tokens", *(f"{model} {what}" for model in SLICES for what in ("cold", "peer", "floor"))]
+    rows = []
+    for tokens in README_TOKENS:
+        row = [f"{tokens:,}"]
+        for model in SLICES:
+            cold = figure(figures, model, tokens)
+            floor = None if cold is None else cold["floor_us"]
+            row += [number(median(cold)), number(peer["median_us"][model].get(str(tokens))), number(floor)]
+        rows.append(row)
+    where = [f"{ratio:.2f}x at {tokens:,} tokens of {model}" for ratio, model, tokens in (min(ratios), max(ratios))]
+    lines = [
+        BEGIN,
+        *paragraph(
+            "Microseconds a call, median, cold caches, FP8 tokens, uniform routing"
+            f" ({provenance(figures, plain_only=True)}). Peer: {peer['name']}. Peer / ours is between {where[0]} and"
+            f" {where[1]}; below 1 the peer is faster. Floor: weights read once, or the bare GEMMs. How all of it was"
+            " measured, every row, steady and skewed calls, whole layers: [docs/performance.md](docs/performance.md)."
+        ),
+        "",
+        *table(header, rows),
+        "",
+        "![Time over tokens, with floors and the peer](docs/images/h200.svg)",
+    ]
     return "\n".join([*lines, END])
 
 
@@ -231,12 +282,13 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
     options = parser.parse_args()
     figures, peer = read_figures(), json.loads(PEER.read_text())
-    readme = README.read_text()
-    if len(re.findall(re.escape(BEGIN), readme)) != 1 or len(re.findall(re.escape(END), readme)) != 1:
-        print(f"plot: {README} must hold one line '{BEGIN}' and one '{END}'")
-        return 1
-    before, after = readme.split(BEGIN)[0], readme.split(END)[1]
-    wanted = {README: before + readme_part(figures, peer) + after, IMAGE: image(figures, peer)}
+    wanted = {IMAGE: image(figures, peer)}
+    for path, part in ((README, readme_part(figures, peer)), (PERFORMANCE, performance_part(figures, peer))):
+        text = path.read_text()
+        if text.count(BEGIN) != 1 or text.count(END) != 1:
+            print(f"plot: {path} must hold one line '{BEGIN}' and one '{END}'")
+            return 1
+        wanted[path] = text.split(BEGIN)[0] + part + text.split(END)[1]
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if options.check:
         for path in stale:

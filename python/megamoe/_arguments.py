@@ -57,7 +57,10 @@ def layer_config(
 ) -> Any:
     fields: dict[str, Any] = {}
     for name, value in values.items():
-        number = 0 if value is None else operator.index(value)
+        try:
+            number = 0 if value is None else operator.index(value)
+        except TypeError as error:
+            raise InvalidArgumentError(f"{where}: {name} must be a whole number, got {value!r}") from error
         if not 0 <= number < 2**32:
             raise InvalidArgumentError(f"{where}: {name} must be between 0 and 4294967295, got {value}")
         fields[name] = number

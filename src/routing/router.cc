@@ -46,8 +46,8 @@ void scores_of(Scoring scoring, std::span<const float> logits, std::span<float> 
 /// The `count` first of `order` become the items of the highest values, ties by index; a NaN is below everything.
 void put_highest_first(std::span<const float> values, uint32_t count, std::vector<uint32_t>& order) {
   const auto key = [&](uint32_t idx) -> float {
-    const float value = values[idx];
-    return std::isnan(value) ? kBelowAll : value;
+    if (std::isnan(values[idx])) return kBelowAll;
+    return values[idx];
   };
   std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](uint32_t a, uint32_t b) {
     const float key_a = key(a);

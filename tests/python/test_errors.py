@@ -29,6 +29,7 @@ def raises(kind, code, match):
         ({"num_experts": 2000}, "num_experts must be between 1 and 1024, got 2000"),
         ({"top_k": 0}, "top_k must be between 1 and"),
         ({"top_k": -1}, "top_k must be between 0 and 4294967295, got -1"),
+        ({"top_k": "2"}, "top_k must be a whole number, got '2'"),
         ({"max_tokens_per_rank": 0}, "max_tokens_per_rank must be at least 1"),
         ({"swiglu_clamp": 0.0}, r"swiglu_clamp must be greater than 0, got 0\.0"),
         ({"timeout": -1.0}, "timeout must be a number of seconds"),

@@ -1,23 +1,25 @@
 // The kernel: one launch is one call of the layer on one rank. This screen is its table of contents.
 //
 //   first CTAs, all warps   route:        sort slots by expert; the first one: publish headers, await all headers, plan
-//   last CTA, all warps     clean:        zero the counters of the next call
+//   last CTA, all warps     clean:        zero the counters of the next call (before it routes)
 //   all warps               fill_input:   quantise (or copy) this rank's tokens for the owners to pull
 //   load warp 0             load_weights: for each tile taken by ticket: announce it; for each 128 of K: stage weights
-//   load warp 1             load_tokens:  for each announced tile: await its rows; for each 128 of K: stage rows
+//   load warp 1             load_tokens:  for each announced tile: await its rows; for each 128 of K: stage rows, from
+//                                           the pool, or (tiny batches of one rank) gathered from where they lie
 //   store warp              store_tiles:  for each announced tile: await its staging;
 //                                           first GEMM: store activations, count the tile
 //                                           second GEMM: scatter rows to their sources, count, tell of done experts
-//   dispatch warps          pull_rows:    for each row of this rank's experts: await it, copy it into the pool, count
-//   it
+//   dispatch warps          pull_rows:    for each row of this rank's experts: await it, copy it to the pool, count it
 //                           combine:      for each token: await its experts, sum its rows in slot order
-//   math warps              run_tiles:    for each announced tile:
+//   math warps              run_tiles:    both epilogues once for nothing, which brings their instructions; then
+//                                         for each announced tile:
 //                                           for each 128 of K: multiply, promote
 //                                           first GEMM: SwiGLU, requantise; second GEMM: round to BF16; into staging
 //                           combine:      with the dispatch warps
 //   last warp to leave      finish:       error record and abort words if anything failed; advance the epoch
 //
-// Nothing but these roles' counters joins warps after set-up; docs/memory_model.md lists every release and its acquire.
+// After fill_input nothing but counters and barriers of these roles joins warps; docs/memory_model.md lists every
+// release and its acquire. Combine is left out where a call was refused.
 #pragma once
 
 #include "backends/sm90/ptx/registers.cuh"

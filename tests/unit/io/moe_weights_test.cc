@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "core/formats/bf16.h"
 #include "core/formats/e4m3.h"
