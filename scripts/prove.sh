@@ -40,7 +40,7 @@ table() {
   log=$out/$(tr -c 'a-zA-Z0-9\n' '_' <<<"$name").log
   "$@" >"$log" 2>&1 </dev/null
   status=$?
-  rows=$(grep -cE '^[a-z_]+: [a-z -]+  +(exploration|ThreadSanitizer)' "$log")
+  rows=$(grep -cE '^[a-z_]+: [a-z >-]+  +(exploration|ThreadSanitizer)' "$log")
   if ((rows == 0)); then status=1; fi
   line "$name" "$rows mutants, each caught (table: $log)" $status
 }
