@@ -62,8 +62,8 @@ _get_pointer.restype = ctypes.c_void_p
 _get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-class Exported(NamedTuple):
-    """What a capsule says. `capsule` owns the memory: it stays unconsumed, so its own destructor gives it back."""
+class Memory(NamedTuple):
+    """What an array says of its memory, by whatever protocol. `owner` keeps it there."""
 
     address: int
     dtype: str
@@ -71,8 +71,8 @@ class Exported(NamedTuple):
     strides: tuple[int, ...]  # in elements
     on_cuda: bool
     device_index: int
-    read_only: bool
-    capsule: Any
+    writable: bool
+    owner: Any
 
 
 def _capsule(value: Any, stream: int | None) -> Any:
@@ -83,8 +83,8 @@ def _capsule(value: Any, stream: int | None) -> Any:
         return value.__dlpack__(**arguments)  # a producer older than DLPack 1.0
 
 
-def export(value: Any, what: str, stream: int | None) -> Exported:
-    """Asks `value` for its DLPack capsule.
+def export(value: Any, what: str, stream: int | None) -> Memory:
+    """Asks `value` for its DLPack capsule, which stays unconsumed, so that its own destructor gives the memory back.
 
     `stream`: the CUDA stream that will read the data, as a number; None for the legacy default stream.
     """
@@ -121,7 +121,7 @@ def export(value: Any, what: str, stream: int | None) -> Exported:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else dense_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset
-    return Exported(address, dtype, shape, strides, on_cuda, int(device_id), read_only, capsule)
+    return Memory(address, dtype, shape, strides, on_cuda, int(device_id), not read_only, (value, capsule))
 
 
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from megamoe import _dlpack, _structs
+from megamoe._dlpack import Memory
 from megamoe._errors import InvalidArgumentError
 
 ArrayLike = Any
@@ -60,17 +61,6 @@ def typed(array: ArrayLike, dtype: str) -> Typed:
     return Typed(array, dtype)
 
 
-class _Raw(NamedTuple):
-    address: int
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in elements
-    on_cuda: bool
-    device_index: int
-    writable: bool
-    owner: Any
-
-
 def is_torch(value: Any) -> bool:
     """Whether it is a torch tensor; torch is never imported for the question."""
     torch = sys.modules.get("torch")
@@ -92,14 +82,14 @@ def _strides_in_elements(
     return tuple(stride // size for stride in strides)
 
 
-def _from_torch(value: Any, what: str) -> _Raw:
+def _from_torch(value: Any, what: str) -> Memory:
     device = value.device
     if device.type not in ("cpu", "cuda") or str(value.layout) != "torch.strided":
         raise InvalidArgumentError(
             f"megamoe: {what} must be a strided tensor in host or CUDA memory, got device {device} and layout "
             f"{value.layout}; copy it there"
         )
-    return _Raw(
+    return Memory(
         value.data_ptr(),
         str(value.dtype).removeprefix("torch."),
         tuple(value.shape),
@@ -111,17 +101,17 @@ def _from_torch(value: Any, what: str) -> _Raw:
     )
 
 
-def _from_numpy(value: Any, what: str) -> _Raw:
+def _from_numpy(value: Any, what: str) -> Memory:
     dtype = value.dtype
     if dtype.byteorder == ">":
         raise InvalidArgumentError(f"megamoe: {what} must be little-endian, got {dtype}; convert it first")
     interface = value.__array_interface__
     address, read_only = interface["data"]
     strides = _strides_in_elements(value.strides, value.shape, dtype.itemsize, what)
-    return _Raw(address, dtype.name, tuple(value.shape), strides, False, 0, not read_only, value)
+    return Memory(address, dtype.name, tuple(value.shape), strides, False, 0, not read_only, value)
 
 
-def _from_cuda_interface(value: Any, what: str) -> _Raw:
+def _from_cuda_interface(value: Any, what: str) -> Memory:
     interface = value.__cuda_array_interface__
     address, read_only = interface["data"]
     kind = interface["typestr"]
@@ -129,19 +119,16 @@ def _from_cuda_interface(value: Any, what: str) -> _Raw:
     shape = tuple(interface["shape"])
     strides = _strides_in_elements(interface.get("strides"), shape, int(kind[2:]), what)
     device_index = getattr(value, "device_index", 0)  # of a DeviceArray; the interface itself does not say it
-    return _Raw(address or 0, names.get(kind, kind), shape, strides, True, device_index, not read_only, value)
+    return Memory(address or 0, names.get(kind, kind), shape, strides, True, device_index, not read_only, value)
 
 
-def _raw(value: Any, what: str, stream: int | None) -> _Raw:
+def _raw(value: Any, what: str, stream: int | None) -> Memory:
     if is_torch(value):
         return _from_torch(value, what)
     if hasattr(value, "__array_interface__") and hasattr(value, "strides") and hasattr(value, "dtype"):
         return _from_numpy(value, what)
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        e = _dlpack.export(value, what, stream)
-        return _Raw(
-            e.address, e.dtype, e.shape, e.strides, e.on_cuda, e.device_index, not e.read_only, (value, e.capsule)
-        )
+        return _dlpack.export(value, what, stream)
     if hasattr(value, "__cuda_array_interface__"):
         return _from_cuda_interface(value, what)
     raise InvalidArgumentError(
