@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds what the compiler made of every kernel instance to a budget: registers, stack, spills, FP8 multiplies.
+"""Holds what the compiler made of every kernel instance to a budget: registers, stack, spills, register bank conflicts
+of the promotion, FP8 multiplies.
 
 Usage: check_kernel_budget.py OBJECTS BUDGET [--cuobjdump PROGRAM]
 OBJECTS is the folder of the instances' object files (NAME.cu.o), BUDGET a JSON file with one entry for each.
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 # What must not grow, and what must not shrink.
-AT_MOST = ("registers", "stack_bytes", "spill_instructions")
+AT_MOST = ("registers", "stack_bytes", "spill_instructions", "bank_conflicts")
 AT_LEAST = ("fp8_multiplies",)
 
 
@@ -23,6 +24,24 @@ def run(program: str, *arguments: str) -> str:
     environment = dict(os.environ, PATH=f"{Path(program).resolve().parent}:{os.environ.get('PATH', '')}")
     command = [program, *arguments]
     return subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout
+
+
+def bank_conflicts(code: str) -> int:
+    """Multiply-adds that add into a register and whose three sources lie in one of the two register banks (even, odd)
+    and none of them in the operand cache of the instruction before: each costs the issue slot of another one."""
+    conflicts = 0
+    previous: list[tuple[str, str]] = []
+    for instruction in re.findall(r"/\*[0-9a-f]{4,}\*/\s+([^;]*);", code):
+        match = re.match(r"FFMA R(\d+), R(\d+)(\.reuse)?, R(\d+)(\.reuse)?, R(\d+)(\.reuse)?", instruction)
+        if match is None:
+            previous = []
+            continue
+        sources = [(match[i], match[i + 1]) for i in (2, 4, 6)]
+        is_cached = any(old[1] and old[0] == new[0] for old, new in zip(previous, sources))
+        if match[1] == match[6] and len({int(register) % 2 for register, _ in sources}) == 1 and not is_cached:
+            conflicts += 1
+        previous = sources
+    return conflicts
 
 
 def measure(cuobjdump: str, path: Path) -> dict[str, int]:
@@ -34,6 +53,7 @@ def measure(cuobjdump: str, path: Path) -> dict[str, int]:
         "registers": int(usage[0][1]),
         "stack_bytes": int(usage[0][2]),
         "spill_instructions": len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        "bank_conflicts": bank_conflicts(code),
         "fp8_multiplies": len(re.findall(r"\bQGMMA\b", code)),
     }
 

@@ -6,7 +6,7 @@
 namespace megamoe::sm90 {
 
 /// The default: 128x256 tiles, each math warpgroup 64 rows as two waves of 128 columns, so that exact promotion keeps
-/// 64 partial and 128 final sums in 216 registers, and a first-GEMM tile covers whole scale groups. Three stages leave
+/// 64 partial and 128 final sums in 208 registers, and a first-GEMM tile covers whole scale groups. Three stages leave
 /// room for whole-tile staging, which measured equal to four stages with half of it.
 struct M128 {
   static constexpr bool kTrace = false;

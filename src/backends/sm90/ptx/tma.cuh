@@ -17,33 +17,44 @@ __device__ __forceinline__ void tma_load_2d(const CUtensorMap& map, uint32_t dst
       : "memory");
 }
 
-/// How long what is loaded stays in the L2 cache, compared with everything else.
-__device__ __forceinline__ uint64_t evict_normal() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));
-  return policy;
-}
+/// For what is read once: it leaves the L2 cache before everything else.
 __device__ __forceinline__ uint64_t evict_first() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   return policy;
 }
 
-__device__ __forceinline__ void tma_load_3d(const CUtensorMap& map, uint32_t dst, uint32_t barrier, uint64_t policy,
-                                            uint32_t x, uint32_t y, uint32_t z) {
+__device__ __forceinline__ void tma_load_3d(const CUtensorMap& map, uint32_t dst, uint32_t barrier, uint32_t x,
+                                            uint32_t y, uint32_t z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(dst),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_3d(const CUtensorMap& map, uint32_t dst, uint32_t barrier, uint32_t x,
+                                            uint32_t y, uint32_t z, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(dst),
-      "l"(&map), "r"(barrier), "l"(policy), "r"(x), "r"(y), "r"(z)
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy)
       : "memory");
 }
 
-__device__ __forceinline__ void tma_load_5d(const CUtensorMap& map, uint32_t dst, uint32_t barrier, uint64_t policy,
-                                            uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t c4) {
+__device__ __forceinline__ void tma_load_5d(const CUtensorMap& map, uint32_t dst, uint32_t barrier, uint32_t c0,
+                                            uint32_t c1, uint32_t c2, uint32_t c3, uint32_t c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(dst),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+__device__ __forceinline__ void tma_load_5d(const CUtensorMap& map, uint32_t dst, uint32_t barrier, uint32_t c0,
+                                            uint32_t c1, uint32_t c2, uint32_t c3, uint32_t c4, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(dst),
-      "l"(&map), "r"(barrier), "l"(policy), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
+      "l"(&map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
       : "memory");
 }
 

@@ -10,6 +10,19 @@ namespace megamoe::sm90 {
 
 using protocol::RingState;
 
+/// Which weights a tile multiplies: routed or shared experts have their own tensors and count from zero.
+struct TileExpert {
+  bool is_shared;
+  uint32_t expert;
+
+  template <class Spec>
+  __device__ static __forceinline__ TileExpert of(const Context<Spec>& c, const TileNote& tile) {
+    const uint32_t first_shared = c.args.weight_scales.first_shared;
+    const bool is_shared = tile.local_expert >= first_shared;
+    return {is_shared, tile.local_expert - (is_shared ? first_shared : 0)};
+  }
+};
+
 /// Weight scales of up to 32 k-blocks of a tile, one k-block a lane: of the tile's even and odd groups of 8 columns
 /// (gate and up, first GEMM), or of its first and second 128 columns.
 struct ScalePair {
@@ -26,10 +39,9 @@ __device__ __forceinline__ ScalePair load_weight_scales(Context<Spec>& c, const 
   if (k >= k_blocks) return {};
   const uint32_t row_blocks = is_l1 ? spec.intermediate_groups() : spec.hidden_groups();
   const WeightScales& all = c.args.weight_scales;
-  const bool is_shared = tile.local_expert >= all.first_shared;
+  const auto [is_shared, expert] = TileExpert::of(c, tile);
   const float* scales = is_l1 ? (is_shared ? all.shared.w13 : all.routed.w13)  //
                               : (is_shared ? all.shared.w2 : all.routed.w2);
-  const uint32_t expert = tile.local_expert - (is_shared ? all.first_shared : 0);
   const uint64_t expert_rows = uint64_t{expert} * row_blocks * (is_l1 ? 2 : 1);
   const uint64_t first = expert_rows + (is_l1 ? tile.n : 2 * tile.n);
   const uint64_t second = first + (is_l1 ? row_blocks : 1);
@@ -86,6 +98,31 @@ __device__ __forceinline__ bool announce(Context<Spec>& c, RingState& slot, cons
   return ok;
 }
 
+/// Starts copying the weights of one k-block. Weights that one tile alone reads leave the cache first: 0.4% at 1,024
+/// tokens; on weights that several tiles share, even a hint for the normal policy costs 1%.
+template <class Spec>
+__device__ __forceinline__ void copy_weights(Context<Spec>& c, const TileNote& tile, const TileExpert& weights,
+                                             bool is_read_once, uint32_t k, uint32_t to, uint32_t full) {
+  const auto& maps = c.args.maps;
+  const uint32_t column = k * 128;
+  if (tile.kind == kNoteL1) {
+    const CUtensorMap& map = weights.is_shared ? maps.shared_w13 : maps.w13;
+    if (is_read_once) {
+      ptx::tma_load_5d(map, to, full, column, 0, 0, tile.n * 16, weights.expert, ptx::evict_first());
+    } else {
+      ptx::tma_load_5d(map, to, full, column, 0, 0, tile.n * 16, weights.expert);
+    }
+  } else {
+    const CUtensorMap& map = weights.is_shared ? maps.shared_w2 : maps.w2;
+    const uint32_t row = tile.n * Spec::kSpec.tile_n;
+    if (is_read_once) {
+      ptx::tma_load_3d(map, to, full, column, row, weights.expert, ptx::evict_first());
+    } else {
+      ptx::tma_load_3d(map, to, full, column, row, weights.expert);
+    }
+  }
+}
+
 /// Weights: takes tiles by ticket. A ticket is drawn just early enough not to be waited for: blocks of one expert that
 /// share a weight tile have consecutive tickets, and only where their CTAs also start at about the same time is the
 /// weight tile read from memory once. Never waits on token data.
@@ -116,29 +153,21 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
     const uint32_t k_blocks = tile.kind == kNoteL1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
     const uint32_t ticket_k = k_blocks - core::min(k_blocks, kTicketAhead);
     const uint32_t scales_k = k_blocks - core::min(k_blocks, kScalesAhead);
-    const bool is_shared = tile.local_expert >= c.args.weight_scales.first_shared;
-    const uint32_t expert = tile.local_expert - (is_shared ? c.args.weight_scales.first_shared : 0);
+    const TileExpert weights = TileExpert::of(c, tile);
     TileNote next{};
     ScalePair next_scales;
     uint32_t next_ticket = 0;
     for (uint32_t k = 0; k < k_blocks; ++k) {
-      const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
-      if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
       const float first = __shfl_sync(kFullWarp, scales.first, k % 32);
       const float second = __shfl_sync(kFullWarp, scales.second, k % 32);
+      if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
       if (c.lane() == 0) {
+        // The copy first: bytes may arrive before they are announced, the phase still waits for this arrival.
+        const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
+        copy_weights(c, tile, weights, sharers == 1, k, ptx::shared_address(c.shared.stages[stage.index].weights), full);
         c.shared.weight_scales[stage.index] = {first, second};
         c.chaos();
         ptx::mbarrier_arrive_expect(full, kTileBytes);
-        const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].weights);
-        const uint64_t policy = sharers == 1 ? ptx::evict_first() : ptx::evict_normal();  // read once, or again soon
-        if (tile.kind == kNoteL1) {
-          ptx::tma_load_5d(is_shared ? c.args.maps.shared_w13 : c.args.maps.w13, to, full, policy, k * 128, 0, 0,
-                           tile.n * 16, expert);
-        } else {
-          ptx::tma_load_3d(is_shared ? c.args.maps.shared_w2 : c.args.maps.w2, to, full, policy, k * 128,
-                           tile.n * Spec::kSpec.tile_n, expert);
-        }
       }
       __syncwarp();
       stage.advance(kStages);
@@ -270,11 +299,11 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
       if (c.lane() == 0) {
         c.chaos();
         if (ok) {
-          ptx::mbarrier_arrive_expect(full, rows * 128 + rows * 4);
           ptx::tma_load_2d(map, ptx::shared_address(c.shared.stages[stage.index].tokens), full, k * 128,
                            ring_slot * kBlockM);
           ptx::bulk_load(ptx::shared_address(c.shared.token_scales[stage.index]), scales + uint64_t{k} * kBlockM,
                          rows * 4, full);
+          ptx::mbarrier_arrive_expect(full, rows * 128 + rows * 4);
         } else {
           ptx::mbarrier_arrive(full);
         }
