@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -92,6 +94,22 @@ void print_trace(const sm90::TraceRecord* device, uint32_t num_rings, uint32_t c
   }
 }
 
+/// Every line as it was written: STEM.lines with warp (of the grid), time in ns, value, event and whether it ends;
+/// STEM.ids with the experts that were chosen.
+void write_lines(const sm90::TraceRecord* device, uint32_t num_rings, uint32_t capacity,
+                 const std::vector<int32_t>& ids, const std::string& stem) {
+  std::vector<sm90::TraceRecord> records(uint64_t{num_rings} * capacity);
+  check_cuda(cudaMemcpy(records.data(), device, records.size() * sizeof(records[0]), cudaMemcpyDeviceToHost), "trace");
+  std::ofstream lines(stem + ".lines"), chosen(stem + ".ids");
+  for (uint64_t i = 0; i < records.size(); ++i) {
+    const sm90::TraceRecord& r = records[i];
+    if (r.time_ns == 0) continue;
+    lines << i / capacity << ' ' << r.time_ns << ' ' << r.value << ' ' << protocol::name(r.event) << ' '
+          << static_cast<int>(r.is_end) << '\n';
+  }
+  for (const int32_t id : ids) chosen << id << '\n';
+}
+
 /// The second of two calls, after the L2 was flushed; the first one warms up what is made once.
 void trace_tokens(Rig& rig, const std::string& name, uint32_t num_tokens, const sm90::KernelInstance& instance) {
   constexpr uint32_t kCapacity = 8192;
@@ -112,15 +130,19 @@ void trace_tokens(Rig& rig, const std::string& name, uint32_t num_tokens, const 
   args.topk_ids = TensorView::dense(ids.data(), DType::kInt32, {t, k});
   args.topk_weights = TensorView::dense(weights.data(), DType::kFloat32, {t, k});
   args.output = TensorView::dense(output.data(), DType::kBFloat16, {t, h});
+  std::vector<int32_t> routed;
   for (int n = 0; n < 2; ++n) {
-    const std::vector<int32_t> host = routing(num_tokens, s.num_experts, s.top_k, 1000 * num_tokens + n);
-    check_cuda(cudaMemcpy(ids.data(), host.data(), host.size() * 4, cudaMemcpyHostToDevice), "ids");
+    routed = routing(num_tokens, s.num_experts, s.top_k, 1000 * num_tokens + n);
+    check_cuda(cudaMemcpy(ids.data(), routed.data(), routed.size() * 4, cudaMemcpyHostToDevice), "ids");
     trace.fill(0);
     flush.fill(n);
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     must(rig.rank(0).forward(args, {}));
   }
   std::printf("trace %s %s %u tokens\n", name.c_str(), instance.spec.name, num_tokens);
+  if (const char* folder = std::getenv("MEGAMOE_TRACE_FOLDER"))
+    write_lines(static_cast<const sm90::TraceRecord*>(trace.data()), num_rings, kCapacity, routed,
+                std::string(folder) + "/" + name + "_" + std::to_string(num_tokens));
   print_trace(static_cast<const sm90::TraceRecord*>(trace.data()), num_rings, kCapacity);
 }
 

@@ -106,7 +106,8 @@ __device__ __forceinline__ void serve(Context<Spec>& c) {
   } else if (warp == kStore) {
     store_tiles(c);
   } else if (warp - kDispatch < kPlan.num_warps(Role::kDispatch)) {
-    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c)) combine<4, 400>(c);
+    constexpr uint32_t kSteps = kPlan.registers(kDispatch) >= 72 ? 2 : 1;
+    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c)) combine<4, kSteps, 400>(c);
   }
 }
 
@@ -132,7 +133,8 @@ __global__ void __launch_bounds__(Spec::kSpec.plan.num_threads(), 1)
   if (warp >= kMath) {
     ptx::set_registers<kPlan.registers(kMath), kEntry>();
     MathWarp<Spec> math(c);
-    if (math.run_tiles() && !is_refused(c)) combine<8, 32>(c);
+    constexpr uint32_t kSteps = kPlan.registers(kMath) >= 200 ? 4 : 1;  // each takes 40 registers
+    if (math.run_tiles() && !is_refused(c)) combine<8, kSteps, 32>(c);
   } else if (kMath > 4 && warp >= 4) {
     ptx::set_registers<kPlan.registers(kMath - 1), kEntry>();
     serve(c);

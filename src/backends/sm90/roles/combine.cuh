@@ -40,53 +40,78 @@ __device__ __forceinline__ bool wait_experts(Context<Spec>& c, uint32_t first_to
   return false;
 }
 
-/// FP32 sum from +0 over the live slots in ascending order, rounded once; 8 columns a lane.
+inline constexpr uint32_t kStepColumns = 256;  ///< 8 columns for each of 32 lanes.
+
+/// FP32 sum from +0 over the live slots in ascending order, rounded once; 8 columns a lane and step.
 /// @tparam kInFlight  rows loaded at a time
-template <uint32_t kInFlight, class Spec>
-__device__ __forceinline__ void sum_slots(Context<Spec>& c, uint32_t token, uint32_t live_slots, uint32_t column) {
+/// @tparam kSteps     of columns taken together: what is on its way sets the rate at which rows come from memory
+template <uint32_t kInFlight, uint32_t kSteps, class Spec>
+__device__ __forceinline__ void sum_slots(Context<Spec>& c, uint32_t token, uint32_t live_slots, uint32_t column,
+                                          uint32_t end) {
   const protocol::RankView& view = c.view();
   const uint32_t hidden = view.spec.shape.hidden;
   const uint64_t slot_stride = uint64_t{view.spec.max_tokens} * hidden;
   const uint16_t* rows = c.own(c.layout().combine_rows) + uint64_t{token} * hidden + column;
-  float sum[8] = {};
+  float sum[kSteps][8] = {};
   while (live_slots != 0) {
-    uint4 raw[kInFlight];
+    uint4 raw[kInFlight][kSteps];
     uint32_t count = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kInFlight; ++i) {
       if (live_slots == 0) continue;
       const uint32_t slot = __ffs(live_slots) - 1;
       live_slots &= live_slots - 1;
-      raw[i] = ptx::load_l2(reinterpret_cast<const uint4*>(rows + slot * slot_stride));
+#pragma unroll
+      for (uint32_t step = 0; step < kSteps; ++step)
+        if (column + step * kStepColumns < end)
+          raw[i][step] = ptx::load_l2(reinterpret_cast<const uint4*>(rows + slot * slot_stride + step * kStepColumns));
       count = i + 1;
     }
 #pragma unroll
     for (uint32_t i = 0; i < kInFlight; ++i) {
       if (i >= count) continue;
-      const uint32_t words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll
-      for (uint32_t j = 0; j < 8; ++j)
-        sum[j] = __fadd_rn(sum[j], __uint_as_float(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u));
+      for (uint32_t step = 0; step < kSteps; ++step) {
+        const uint32_t words[4] = {raw[i][step].x, raw[i][step].y, raw[i][step].z, raw[i][step].w};
+#pragma unroll
+        for (uint32_t j = 0; j < 8; ++j)
+          sum[step][j] = __fadd_rn(sum[step][j],
+                                   __uint_as_float(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u));
+      }
     }
   }
-  const uint4 out = {ptx::bf16_pair(sum[0], sum[1]), ptx::bf16_pair(sum[2], sum[3]), ptx::bf16_pair(sum[4], sum[5]),
-                     ptx::bf16_pair(sum[6], sum[7])};
   const CallTensors& t = c.args.tensors;
-  *reinterpret_cast<uint4*>(t.output + token * t.output_row_stride + column) = out;
+  uint16_t* to = t.output + token * t.output_row_stride + column;
+#pragma unroll
+  for (uint32_t step = 0; step < kSteps; ++step) {
+    const float* x = sum[step];
+    if (column + step * kStepColumns < end)
+      *reinterpret_cast<uint4*>(to + step * kStepColumns) = {ptx::bf16_pair(x[0], x[1]), ptx::bf16_pair(x[2], x[3]),
+                                                             ptx::bf16_pair(x[4], x[5]), ptx::bf16_pair(x[6], x[7])};
+  }
+}
+
+/// Into how many slices of columns a token's row is cut: few tokens into as many as there are warps, so that each has
+/// one; more into slices of kSteps, about four for each warp, so that the warps end together.
+template <uint32_t kSteps>
+__device__ __forceinline__ uint32_t num_slices(uint32_t num_tokens, uint32_t num_steps, uint32_t num_warps) {
+  const uint32_t whole = core::ceil_div(num_steps, kSteps);
+  if (num_tokens * whole < num_warps) return core::min(num_steps, core::ceil_div(num_warps, num_tokens));
+  return core::min(whole, core::ceil_div(4 * num_warps, num_tokens));
 }
 
 /// Takes slices of tokens, or groups of whole tokens, by ticket until none is left.
-/// @tparam kInFlight, kSleepNs  as in sum_slots, wait_experts
-template <uint32_t kInFlight, uint32_t kSleepNs, class Spec>
+/// @tparam kInFlight, kSteps, kSleepNs  as in sum_slots, wait_experts
+template <uint32_t kInFlight, uint32_t kSteps, uint32_t kSleepNs, class Spec>
 __device__ __forceinline__ void combine(Context<Spec>& c) {
-  constexpr uint32_t kSliceColumns = 256;  // 8 columns for each of 32 lanes
+  constexpr uint32_t kSliceSteps = 4;  // of all roles, since they share the tickets
   const protocol::RankView& view = c.view();
   const uint32_t num_tokens = c.args.tensors.num_tokens, hidden = view.spec.shape.hidden;
   if (num_tokens == 0) return;
-  const uint32_t num_warps = gridDim.x * (blockDim.x / 32), steps = core::ceil_div(hidden, kSliceColumns);
+  const uint32_t num_warps = gridDim.x * (blockDim.x / 32), steps = core::ceil_div(hidden, kStepColumns);
   const uint32_t group_tokens = view.spec.shape.top_k <= 8 && num_tokens >= 8 * num_warps / 2 ? 4 : 1;
-  const uint32_t slices = core::min(steps, core::ceil_div(num_warps, num_tokens));
-  const uint32_t slice_columns = core::ceil_div(steps, slices) * kSliceColumns;
+  const uint32_t slices = group_tokens > 1 ? 1 : num_slices<kSliceSteps>(num_tokens, steps, num_warps);
+  const uint32_t slice_columns = core::ceil_div(steps, slices) * kStepColumns;
   uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kCombineTicketIndex;
   const uint32_t num_units = core::ceil_div(num_tokens, group_tokens) * slices;
   for (;;) {
@@ -102,8 +127,8 @@ __device__ __forceinline__ void combine(Context<Spec>& c) {
     const uint32_t token_slots = group_tokens > 1 ? 0xff : 0xffffffffu;
     for (uint32_t i = 0; i < group_tokens && token + i < num_tokens; ++i, live >>= 8) {
       const uint32_t slots = live & token_slots;
-      for (uint32_t column = first + c.lane() * 8; column < end; column += kSliceColumns)
-        sum_slots<kInFlight>(c, token + i, slots, column);
+      for (uint32_t column = first + c.lane() * 8; column < end; column += kSteps * kStepColumns)
+        sum_slots<kInFlight, kSteps>(c, token + i, slots, column, end);
     }
   }
 }

@@ -239,13 +239,17 @@ __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScr
   const uint64_t flags = (refused ? protocol::kHeaderRefused : 0) |
                          (c.args.tensors.source == TokenSource::kReadInPlace ? protocol::kHeaderInputReady : 0);
   c.chaos();
-  if (tells_rank)
-    ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank,
-                           protocol::header_value(c.epoch(), flags));
+  const uint64_t header = protocol::header_value(c.epoch(), flags);
+  if (view.spec.num_ranks == 1) {
+    // Nobody waits for it; who reads it in the call (wait_run) has acquired plan_ready.
+    if (threadIdx.x == 0) *c.own_bank(c.layout().header) = header;
+  } else if (tells_rank) {
+    ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank, header);
+  }
 }
 
 /// Of all present ranks, one lane a source. Returns false where a header did not come; `refused` is the set of ranks
-/// that refuse the call.
+/// that refuse the call. Not where there is one rank.
 template <class Spec>
 __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused_words) {
   const uint32_t num_ranks = c.view().spec.num_ranks;
@@ -316,7 +320,7 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
     for (uint32_t n = 0; n < num_ranks && !refused; ++n) {
       const uint64_t cell = uint64_t{protocol::nth_source(view.rank, n, num_ranks)} * local + expert;
       first_row[cell] = rows;
-      rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
+      rows += num_ranks == 1 ? scratch.counts[expert] : __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
     }
     num_rows[expert] = rows;
     scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
@@ -359,7 +363,11 @@ __device__ __forceinline__ void route(Context<Spec>& c) {
     if (c.warp() == 0) {
       if (c.lane() < 4) scratch.refused_words[c.lane()] = 0;
       __syncwarp();
-      wait_headers(c, scratch.refused_words);
+      if (c.view().spec.num_ranks > 1) {
+        wait_headers(c, scratch.refused_words);
+      } else if (c.lane() == 0) {
+        scratch.refused_words[0] = refused ? 1 : 0;
+      }
     }
     __syncthreads();
     if (!has_failed(c.shared)) publish_plan(c, scratch);
