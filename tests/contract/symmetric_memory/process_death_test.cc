@@ -189,7 +189,8 @@ TEST_P(ProcessDeath, WhileTheGroupFormsIsReportedByAllThatWait) {
     std::vector<Child> children;
     for (uint32_t rank = 0; rank < 3; ++rank)  // Rank 3 never comes.
       children.push_back(start(rank, 4, [](auto&) { return std::string("ok"); }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    // A rank looks for its GPU before it looks for the others: one killed there has never come.
+    std::this_thread::sleep_for(std::chrono::milliseconds(is_cuda(GetParam()) ? 4000 : 300));
     children[victim].signal(SIGKILL);
     const uint64_t start_ns = now_ns();
     for (uint32_t rank = 0; rank < 3; ++rank) {

@@ -13,10 +13,16 @@ LARGEST_ROW_ERROR = 1.5e-2
 LARGEST_MEAN_ERROR = 6e-3
 
 
+def scales_of(amax):
+    """FP32 amax / 448, divided by a tensor: on a GPU torch multiplies by the rounded 1 / 448 where the divisor is a number,
+    and a scale that is off by one ulp turns every tie of a row."""
+    return amax.clamp(min=1e-10) / torch.full_like(amax, 448)
+
+
 def quantise_rows(values):
     """Codes and one FP32 scale per row and 128 columns."""
     groups = values.float().reshape(values.shape[0], values.shape[1] // 128, 128)
-    scales = groups.abs().amax(2).clamp(min=1e-10) / 448
+    scales = scales_of(groups.abs().amax(2))
     return (groups * (1 / scales)[..., None]).to(E4M3).reshape(values.shape), scales
 
 
@@ -24,7 +30,7 @@ def quantise_blocks(weights):
     """[n, rows, columns] to codes and one FP32 scale per 128 x 128 block."""
     n, rows, columns = weights.shape
     blocks = weights.float().reshape(n, rows // 128, 128, columns // 128, 128)
-    scales = blocks.abs().amax((2, 4)).clamp(min=1e-10) / 448
+    scales = scales_of(blocks.abs().amax((2, 4)))
     return (blocks / scales[:, :, None, :, None]).to(E4M3).reshape(weights.shape), scales
 
 
@@ -100,10 +106,10 @@ def row_errors(got, want):
     return (got.float() - want).norm(dim=1) / want.norm(dim=1).clamp(min=1e-30)
 
 
-def assert_close(got, want, most=LARGEST_ROW_ERROR):
+def assert_close(got, want, most=LARGEST_ROW_ERROR, mean=LARGEST_MEAN_ERROR):
     errors = row_errors(got, want)
     assert errors.numel() == 0 or errors.max() <= most, f"largest row error {errors.max():.2e} in {errors.argmax()}"
-    assert errors.numel() == 0 or errors.mean() <= LARGEST_MEAN_ERROR, f"mean row error {errors.mean():.2e}"
+    assert errors.numel() == 0 or errors.mean() <= mean, f"mean row error {errors.mean():.2e}"
 
 
 def same_bits(a, b):
