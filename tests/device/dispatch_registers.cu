@@ -10,7 +10,7 @@ extern "C" __global__ void __maxnreg__(MEGAMOE_REGISTERS) dispatch_only(const __
   Context<M128> c{args, *reinterpret_cast<SharedStorage<M128>*>(shared_bytes)};
   if (!wait_plan(c, Role::kDispatch) || !pull_rows(c, c.warp())) return;
 #ifdef MEGAMOE_WITH_COMBINE
-  combine<4, 1, 400>(c);
+  combine<4, 1, 400, true>(c);
 #endif
 }
 

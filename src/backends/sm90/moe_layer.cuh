@@ -81,9 +81,8 @@ __device__ __forceinline__ void finish(Context<Spec>& c) {
   __threadfence();
   if (atomicInc(&c.args.grid_state->ctas_left, gridDim.x - 1) != gridDim.x - 1) return;
   __threadfence();
+  *c.own(c.layout().epoch) = c.epoch();  // for the next launch
   report_call(c);
-  __threadfence_system();
-  *c.own(c.layout().epoch) = c.epoch();
 }
 
 template <class Spec>
@@ -107,7 +106,7 @@ __device__ __forceinline__ void serve(Context<Spec>& c) {
     store_tiles(c);
   } else if (warp - kDispatch < kPlan.num_warps(Role::kDispatch)) {
     constexpr uint32_t kSteps = kPlan.registers(kDispatch) >= 72 ? 2 : 1;
-    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c)) combine<4, kSteps, 400>(c);
+    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c)) combine<4, kSteps, 400, true>(c);
   }
 }
 
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(Spec::kSpec.plan.num_threads(), 1)
     ptx::set_registers<kPlan.registers(kMath), kEntry>();
     MathWarp<Spec> math(c);
     constexpr uint32_t kSteps = kPlan.registers(kMath) >= 200 ? 4 : 1;  // each takes 40 registers
-    if (math.run_tiles() && !is_refused(c)) combine<8, kSteps, 32>(c);
+    if (math.run_tiles() && !is_refused(c)) combine<8, kSteps, 32, false>(c);
   } else if (kMath > 4 && warp >= 4) {
     ptx::set_registers<kPlan.registers(kMath - 1), kEntry>();
     serve(c);

@@ -102,7 +102,9 @@ __device__ __forceinline__ uint32_t num_slices(uint32_t num_tokens, uint32_t num
 
 /// Takes slices of tokens, or groups of whole tokens, by ticket until none is left.
 /// @tparam kInFlight, kSteps, kSleepNs  as in sum_slots, wait_experts
-template <uint32_t kInFlight, uint32_t kSteps, uint32_t kSleepNs, class Spec>
+/// @tparam kRehearses  one round first that reads and writes nothing: it brings the instructions while the role has
+///                     nothing else to do
+template <uint32_t kInFlight, uint32_t kSteps, uint32_t kSleepNs, bool kRehearses, class Spec>
 __device__ __forceinline__ void combine(Context<Spec>& c) {
   constexpr uint32_t kSliceSteps = 4;  // of all roles, since they share the tickets
   const protocol::RankView& view = c.view();
@@ -114,20 +116,26 @@ __device__ __forceinline__ void combine(Context<Spec>& c) {
   const uint32_t slice_columns = core::ceil_div(steps, slices) * kStepColumns;
   uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kCombineTicketIndex;
   const uint32_t num_units = core::ceil_div(num_tokens, group_tokens) * slices;
+  bool rehearses = kRehearses;
   for (;;) {
-    const uint32_t unit = __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
-    if (unit >= num_units) return;
-    const uint32_t token = unit / slices * group_tokens, first = unit % slices * slice_columns;
-    uint32_t live;
-    c.trace(protocol::Event::kWaitExperts, false, token);
-    if (!wait_experts<kSleepNs>(c, token, group_tokens, live)) return;
-    c.trace(protocol::Event::kWaitExperts, true, token);
-    const uint32_t end = core::min(first + slice_columns, hidden);
+    uint32_t token = 0, first = 0, end = 0, live = 0xffffffffu >> (32 - view.spec.shape.top_k);
+    if (!rehearses) {
+      const uint32_t unit = __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
+      if (unit >= num_units) return;
+      token = unit / slices * group_tokens;
+      first = unit % slices * slice_columns;
+      end = core::min(first + slice_columns, hidden);
+      c.trace(protocol::Event::kWaitExperts, false, token);
+      if (!wait_experts<kSleepNs>(c, token, group_tokens, live)) return;
+      c.trace(protocol::Event::kWaitExperts, true, token);
+    }
+    const uint32_t columns_end = rehearses ? kStepColumns : end;
+    rehearses = false;
     // A mask instead of a choice: nvcc 13.0 lets `group_tokens > 1 ? live >> i * 8 & 0xff : live` overwrite `live`.
     const uint32_t token_slots = group_tokens > 1 ? 0xff : 0xffffffffu;
     for (uint32_t i = 0; i < group_tokens && token + i < num_tokens; ++i, live >>= 8) {
       const uint32_t slots = live & token_slots;
-      for (uint32_t column = first + c.lane() * 8; column < end; column += kSteps * kStepColumns)
+      for (uint32_t column = first + c.lane() * 8; column < columns_end; column += kSteps * kStepColumns)
         sum_slots<kInFlight, kSteps>(c, token + i, slots, column, end);
     }
   }

@@ -6,6 +6,12 @@
 
 namespace megamoe::sm90 {
 
+/// Whether this call's token rows do not go through the pool: the load role reads them where they lie.
+template <class Spec>
+__device__ __forceinline__ bool gathers_rows(const Context<Spec>& c) {
+  return Spec::kSpec.gathers_rows && c.args.gathers_rows;
+}
+
 /// Waits for the plan of this call. Pairs with publish_plan.
 template <class Spec>
 __device__ __forceinline__ bool wait_plan(Context<Spec>& c, Role role) {
@@ -249,10 +255,10 @@ __device__ __forceinline__ bool pull_run(Context<Spec>& c, PiecePipe<Spec>& pipe
   const uint32_t hidden = spec.shape.hidden, groups = spec.hidden_groups(), block_m = spec.block_m;
   const uint32_t lane = c.lane(), token = run.token_slot / spec.shape.top_k;
   const uint32_t ring_slot = c.view().token_ring().slot(run.block);
-  ptx::proxy_fence();  // the rows may have been written by ordinary stores; acquired in wait_run
+  // Rows that the call itself wrote come from ordinary stores; acquired in wait_run.
+  if (spec.num_ranks > 1 || c.args.tensors.source != TokenSource::kReadInPlace) ptx::proxy_fence();
   bool ok = true;
-  const uint32_t num_copies = Spec::kSpec.gathers_rows && c.args.gathers_rows ? 0 : run.count;
-  for (uint32_t i = 0; i < num_copies; ++i) {
+  for (uint32_t i = 0; i < run.count; ++i) {
     const uint32_t row_token = __shfl_sync(kFullWarp, token, i);
     const uint32_t slot = __shfl_sync(kFullWarp, ring_slot, i), row = __shfl_sync(kFullWarp, run.row_in_block, i);
     const TokenRows rows = TokenRows::of(c, __shfl_sync(kFullWarp, run.source, i));
@@ -282,6 +288,7 @@ __device__ __forceinline__ bool pull_run(Context<Spec>& c, PiecePipe<Spec>& pipe
 template <class Spec>
 __device__ __forceinline__ bool pull_rows(Context<Spec>& c, uint32_t pull_warp) {
   constexpr uint32_t kMaxRun = 8;
+  if (gathers_rows(c)) return true;
   const protocol::PoolPlan plan = c.pool_plan();
   const uint32_t num_warps = gridDim.x * SharedStorage<Spec>::kPullWarps;
   uint32_t num_rows = 0;

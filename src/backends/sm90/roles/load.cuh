@@ -131,6 +131,11 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
   constexpr uint32_t kStages = Spec::kSpec.num_stages, kTileBytes = Spec::kSpec.tile_n * 128;
   const protocol::RankView& view = c.view();
   RingState slot = RingState::producer_start(), stage = RingState::producer_start();
+  uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kTileTicketIndex;
+  const auto take_ticket = [&] {
+    return __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
+  };
+  const uint32_t first_ticket = take_ticket();
   if (!wait_plan(c, Role::kLoad)) {
     announce(c, slot, {kNoteEnd, 0, 0, 0, 0});
     return;
@@ -139,13 +144,9 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
   const protocol::PoolPlan plan = c.pool_plan();
   protocol::ScheduleWalk<WarpRows> schedule(view.schedule, plan.local_experts, Spec::kSpec.block_m,
                                             WarpRows(plan.expert_num_rows, plan.local_experts));
-  uint32_t* tickets = c.own_bank(c.layout().tickets) + protocol::kTileTicketIndex;
-  const auto take_ticket = [&] {
-    return __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
-  };
   constexpr uint32_t kTicketAhead = 5, kScalesAhead = 3;  // k-blocks before the next tile
   uint32_t sharers = 1, next_sharers = 1;
-  TileNote tile = note_of(schedule, take_ticket(), sharers);
+  TileNote tile = note_of(schedule, first_ticket, sharers);
   ScalePair scales = tile.kind == kNoteEnd ? ScalePair{} : load_weight_scales(c, tile, 0);
 
   while (tile.kind != kNoteEnd && !has_failed(c.shared)) {
@@ -218,22 +219,48 @@ __device__ __forceinline__ bool wait_tile_inputs(Context<Spec>& c, const TileNot
   if (ring.has_previous(tile.block) && !reaches(Signal::kActsEmpty, c.own_bank(c.layout().acts_empty),
                                                 ring.previous(tile.block), view.schedule.num_l2_tiles))
     return false;
+  if (gathers_rows(c)) return true;
   return reaches(Signal::kTokensFull, c.own_bank(c.layout().tokens_full), tile.block, tile.num_rows);
 }
 
+/// Looks up the rows of a tile of this rank's own tokens, and leaves their metadata for the other roles: every column
+/// tile of a block does, with the same values, since the way over the dispatch warps takes 8 us. What it reads came with
+/// the plan, which load_weights acquired before it announced the tile.
+/// Order: acquires input_full of all tokens, one input block a lane, where the call fills them in; pairs with fill_input.
+template <class Spec>
+__device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile, uint32_t num_rows) {
+  const uint32_t rank = c.view().rank, top_k = c.view().spec.shape.top_k;
+  const uint32_t block_in_expert = tile.block - c.pool_plan().expert_first_block[tile.local_expert];
+  const protocol::SlotEntry* list = c.own(c.layout().slot_list) +
+                                    c.own_bank(c.layout().slot_ranges)[tile.local_expert].first +
+                                    block_in_expert * Spec::kSpec.block_m;
+  protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m;
+  for (uint32_t row = c.lane(); row < num_rows; row += 32) {
+    const uint2 entry = __ldcg(reinterpret_cast<const uint2*>(list + row));
+    c.shared.gathered_tokens[row] = entry.x / top_k;
+    meta[row] = {static_cast<uint16_t>(rank), static_cast<uint16_t>(rank), entry.x, __uint_as_float(entry.y)};
+  }
+  __syncwarp();
+  if (c.args.tensors.source == TokenSource::kReadInPlace) return true;
+  const bool waits = c.lane() * protocol::WorkspaceSpec::kInputBlockTokens < c.args.tensors.num_tokens;
+  const uint32_t *full = c.own(c.layout().input_full) + (waits ? c.lane() : 0), epoch = c.epoch();
+  return wait_warp(c, {Signal::kInputFull, Role::kLoad, c.lane(), epoch}, [&](uint64_t& seen) {
+    if (!waits) return true;
+    seen = ptx::load_acquire_sys(full);
+    return seen == epoch;
+  });
+}
+
 /// Token rows of one tile from where they lie: 16-byte copies to the places that a tensor copy with 128-byte swizzle
-/// would choose. Pairs with wait_run, which acquired the rows, and with publish of their metadata.
+/// would choose. The rows were there before the call.
 template <class Spec>
 __device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& tile, RingState& stage, bool ok) {
   // Announced one k-block behind: with as many as stages less one, a k-block would be announced only when the one before
   // it has been multiplied, and no weights could wait there (3% at one token of the pro slice).
   constexpr uint32_t kStages = Spec::kSpec.num_stages, kBehind = 1;
   const protocol::RankView& view = c.view();
-  const uint32_t lane = c.lane(), num_rows = ok ? tile.num_rows : 0, k_blocks = view.spec.hidden_groups();
-  const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m;
-  for (uint32_t row = lane; row < num_rows; row += 32)
-    c.shared.gathered_tokens[row] = ptx::load_l2(reinterpret_cast<const uint4*>(meta + row)).y / view.spec.shape.top_k;
-  __syncwarp();
+  const uint32_t lane = c.lane(), k_blocks = view.spec.hidden_groups();
+  const uint32_t num_rows = ok && find_rows(c, tile, tile.num_rows) ? tile.num_rows : 0;
   const TokenRows rows = TokenRows::of(c, view.rank);
   RingState filled = stage;
   for (uint32_t k = 0; k < k_blocks + kBehind; ++k) {
@@ -281,7 +308,7 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
     ptx::proxy_fence();  // what was acquired is read by bulk copies from here on
     const bool is_l1 = tile.kind == kNoteL1;
     if constexpr (Spec::kSpec.gathers_rows) {
-      if (is_l1 && c.args.gathers_rows) {
+      if (is_l1 && gathers_rows(c)) {
         if (!gather_rows(c, tile, stage, ok)) return;
         continue;
       }

@@ -36,10 +36,10 @@ __device__ __forceinline__ void report_refusal(Context<Spec>& c, CallReport& rep
 template <class Spec>
 __device__ __forceinline__ void report_call(Context<Spec>& c) {
   CallReport& report = *c.args.report;
-  // Acquire: pairs with report_failure of any rank.
-  const uint64_t abort_word = ptx::load_acquire_sys(c.own(c.layout().abort_word));
   const uint64_t* refused = c.args.grid_state->refused.words;
   const uint64_t first = __ldcg(refused), rest = __ldcg(refused + 1);
+  // Acquire: pairs with report_failure of any rank.
+  const uint64_t abort_word = ptx::load_acquire_sys(c.own(c.layout().abort_word));
   if (abort_word != 0) {
     copy_record(report.record, *c.peer(c.layout().error_record, protocol::abort_rank(abort_word)));
     __threadfence_system();

@@ -41,11 +41,12 @@ __device__ __forceinline__ float slot_weight(Context<Spec>& c, uint32_t token, u
       [&](uint32_t of, uint32_t at) { return topk_weight(t, of, at); });
 }
 
-/// Turns counts[0 .. n) into their exclusive sums in first[0 .. n); returns the total. By one warp.
-__device__ __forceinline__ uint32_t exclusive_sums(const uint32_t* counts, uint32_t* first, uint32_t n, uint32_t lane) {
+/// Turns count(0 .. n) into their exclusive sums in first[0 .. n); returns the total. By one warp.
+template <class Count>
+__device__ __forceinline__ uint32_t exclusive_sums(Count count, uint32_t* first, uint32_t n, uint32_t lane) {
   uint32_t before = 0;
   for (uint32_t base = 0; base < n; base += 32) {
-    const uint32_t own = base + lane < n ? counts[base + lane] : 0;
+    const uint32_t own = base + lane < n ? count(base + lane) : 0;
     uint32_t sum = own;
     for (uint32_t step = 1; step < 32; step *= 2) {
       const uint32_t left = __shfl_up_sync(kFullWarp, sum, step);
@@ -152,16 +153,43 @@ __device__ __forceinline__ void share_counts(Context<Spec>& c, RouteScratch& scr
   __syncthreads();
 }
 
+/// Where one rank is alone, its own counts are the plan: block numbers by one warp.
+template <class Spec>
+__device__ __forceinline__ void plan_own_blocks(Context<Spec>& c, const RouteScratch& scratch) {
+  const uint32_t num_experts = c.view().spec.shape.num_experts, block_m = c.view().spec.block_m;
+  uint32_t* first_block = c.own(c.layout().expert_first_block);
+  const uint32_t total = exclusive_sums(
+      [&](uint32_t expert) { return core::ceil_div(scratch.counts[expert], block_m); }, first_block, num_experts,
+      c.lane());
+  if (c.lane() != 0) return;
+  first_block[num_experts] = total;
+  c.own(c.layout().bank_blocks)[c.epoch() & 1] = total;
+  c.args.grid_state->refused.words[0] = c.args.grid_state->refused.words[1] = 0;
+}
+/// The rest of it, by the whole CTA.
+template <class Spec>
+__device__ __forceinline__ void plan_own_rows(Context<Spec>& c, const RouteScratch& scratch) {
+  for (uint32_t expert = threadIdx.x; expert < c.view().spec.shape.num_experts; expert += blockDim.x) {
+    c.own(c.layout().expert_num_rows)[expert] = scratch.counts[expert];
+    c.own(c.layout().source_first_row)[expert] = 0;
+    c.own_bank(c.layout().slot_ranges)[expert] = {scratch.counts[expert], scratch.first[expert]};
+  }
+}
+
 /// Writes this CTA's part of the slot list: by expert; the order inside an expert is any order, on which no result
-/// depends.
+/// depends. Where one rank is alone, the first CTA writes its plan beside it.
 template <bool kPlain, class Spec>
 __device__ __forceinline__ void place_slots(Context<Spec>& c, RouteScratch& scratch, const SlotPart& part) {
   const uint32_t num_experts = c.view().spec.shape.num_experts, top_k = c.view().spec.shape.top_k;
-  if (c.warp() == 0) exclusive_sums(scratch.counts, scratch.first, num_experts, c.lane());
+  const bool plans = blockIdx.x == 0 && c.view().spec.num_ranks == 1;
+  if (c.warp() == 0)
+    exclusive_sums([&](uint32_t expert) { return scratch.counts[expert]; }, scratch.first, num_experts, c.lane());
+  if (plans && c.warp() == 1) plan_own_blocks(c, scratch);
   __syncthreads();
   for (uint32_t expert = threadIdx.x; expert < num_experts; expert += blockDim.x)
     scratch.next[expert] += scratch.first[expert];
   __syncthreads();
+  if (plans) plan_own_rows(c, scratch);
   protocol::SlotEntry* list = c.own(c.layout().slot_list);
   for_each_slot<kPlain>(c, part, [&](uint32_t slot, int32_t expert) {
     const float weight = slot_weight<kPlain>(c, slot / top_k, slot % top_k);
@@ -239,17 +267,13 @@ __device__ __forceinline__ void publish_headers(Context<Spec>& c, const RouteScr
   const uint64_t flags = (refused ? protocol::kHeaderRefused : 0) |
                          (c.args.tensors.source == TokenSource::kReadInPlace ? protocol::kHeaderInputReady : 0);
   c.chaos();
-  const uint64_t header = protocol::header_value(c.epoch(), flags);
-  if (view.spec.num_ranks == 1) {
-    // Nobody waits for it; who reads it in the call (wait_run) has acquired plan_ready.
-    if (threadIdx.x == 0) *c.own_bank(c.layout().header) = header;
-  } else if (tells_rank) {
-    ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank, header);
-  }
+  if (tells_rank)
+    ptx::store_release_sys(c.peer_bank(c.layout().header, threadIdx.x) + view.rank,
+                           protocol::header_value(c.epoch(), flags));
 }
 
 /// Of all present ranks, one lane a source. Returns false where a header did not come; `refused` is the set of ranks
-/// that refuse the call. Not where there is one rank.
+/// that refuse the call.
 template <class Spec>
 __device__ __forceinline__ bool wait_headers(Context<Spec>& c, uint32_t* refused_words) {
   const uint32_t num_ranks = c.view().spec.num_ranks;
@@ -320,7 +344,7 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
     for (uint32_t n = 0; n < num_ranks && !refused; ++n) {
       const uint64_t cell = uint64_t{protocol::nth_source(view.rank, n, num_ranks)} * local + expert;
       first_row[cell] = rows;
-      rows += num_ranks == 1 ? scratch.counts[expert] : __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
+      rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
     }
     num_rows[expert] = rows;
     scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
@@ -329,7 +353,8 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
   __syncthreads();
   if (c.warp() == 0) {
     uint32_t* first_block = c.own(c.layout().expert_first_block);
-    const uint32_t total = exclusive_sums(scratch.counts, first_block, local, c.lane());
+    const uint32_t total =
+        exclusive_sums([&](uint32_t expert) { return scratch.counts[expert]; }, first_block, local, c.lane());
     if (c.lane() == 0) {
       first_block[local] = total;
       c.own(c.layout().bank_blocks)[(c.epoch() & 1)] = total;
@@ -338,6 +363,20 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
       set.words[1] = scratch.refused_words[2];
     }
   }
+  __syncthreads();
+  c.chaos();
+  if (threadIdx.x == 0) ptx::store_release_gpu(c.own(c.layout().plan_ready), c.epoch());
+}
+
+/// Of a rank that is alone: place_slots has written the plan. The header is for wait_run, which acquires plan_ready.
+/// Order: as in publish_plan.
+template <class Spec>
+__device__ __forceinline__ void publish_own_plan(Context<Spec>& c) {
+  if (threadIdx.x == 0) {
+    const uint64_t flags = c.args.tensors.source == TokenSource::kReadInPlace ? protocol::kHeaderInputReady : 0;
+    *c.own_bank(c.layout().header) = protocol::header_value(c.epoch(), flags);
+  }
+  if (__builtin_expect(c.args.tensors.recv_counts != nullptr, false)) count_received(c);
   __syncthreads();
   c.chaos();
   if (threadIdx.x == 0) ptx::store_release_gpu(c.own(c.layout().plan_ready), c.epoch());
@@ -358,16 +397,14 @@ __device__ __forceinline__ void route(Context<Spec>& c) {
       refused = sort_slots<false>(c, scratch, num_ctas);
     }
   }
-  if (blockIdx.x == 0 && !has_failed(c.shared)) {
+  if (blockIdx.x == 0 && !has_failed(c.shared) && !refused && c.view().spec.num_ranks == 1) {
+    publish_own_plan(c);
+  } else if (blockIdx.x == 0 && !has_failed(c.shared)) {
     publish_headers(c, scratch, refused);
     if (c.warp() == 0) {
       if (c.lane() < 4) scratch.refused_words[c.lane()] = 0;
       __syncwarp();
-      if (c.view().spec.num_ranks > 1) {
-        wait_headers(c, scratch.refused_words);
-      } else if (c.lane() == 0) {
-        scratch.refused_words[0] = refused ? 1 : 0;
-      }
+      wait_headers(c, scratch.refused_words);
     }
     __syncthreads();
     if (!has_failed(c.shared)) publish_plan(c, scratch);
