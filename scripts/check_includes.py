@@ -23,6 +23,7 @@ ALLOWED = {
         "backends/backend.h",
         "backends/describe_schedule.h",
         "backends/error_text.h",
+        "backends/stream_owners.h",
     },
     "src/backends/sm90": {
         "megamoe",
@@ -31,6 +32,7 @@ ALLOWED = {
         "backends/backend.h",
         "backends/describe_schedule.h",
         "backends/error_text.h",
+        "backends/stream_owners.h",
         "backends/sm90/cost",
     },
     "src/backends/sm90/cost": {"megamoe/shape.h", "core/integer.h"},

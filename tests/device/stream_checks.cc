@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 
 #include "device/checks.h"
@@ -251,6 +252,35 @@ Outcome cut_short() {
                       name(third.code()), after.ok() ? "the same bits as a plain call" : after.message())};
 }
 
+/// Both ranks call on one stream: told at once on both, and the next call on streams of their own is right.
+Outcome shared_stream() {
+  StreamRig rig;
+  if (!rig.created().ok()) return {false, rig.created().message()};
+  std::vector<DeviceBuffer> outputs;
+  for (uint32_t i = 0; i < 2 * kRanks; ++i) outputs.push_back(StreamRig::poisoned_output());
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<Status> told = test::on_each_rank(kRanks, [&](uint32_t rank) -> Status {
+    ForwardArgs args = rig.ranks[rank]->args(outputs[rank]);
+    args.cuda_stream = rig.ranks[0]->stream();
+    const Status called = rig.group.layer(rank).forward(args);
+    const Status finished = rig.group.layer(rank).finish();
+    return called.ok() ? finished : called;
+  });
+  const auto took = std::chrono::steady_clock::now() - start;
+  if (took > std::chrono::seconds(5)) return {false, "the ranks waited for each other"};
+  for (const Status& status : told)
+    if (status.message().find("got the same stream at ranks 0 and 1") == std::string::npos)
+      return {false, "told: " + status.message()};
+  const Status after = first_error(test::on_each_rank(kRanks, [&](uint32_t rank) -> Status {
+    const DeviceBuffer& output = outputs[kRanks + rank];
+    MEGAMOE_RETURN_IF_ERROR(rig.group.layer(rank).forward(rig.ranks[rank]->args(output)));
+    MEGAMOE_RETURN_IF_ERROR(rig.group.layer(rank).finish());
+    return rig.is_right(rank, output) ? Status{} : no("other bits than a plain call");
+  }));
+  return {after.ok(), after.ok() ? "told on both ranks: \"" + told[1].message() + "\"; the next call is right"
+                                 : "the next call: " + after.message()};
+}
+
 }  // namespace
 
 std::vector<Check> stream_checks() {
@@ -258,6 +288,7 @@ std::vector<Check> stream_checks() {
       {"stream.calls_in_flight", [] { return calls_in_flight(); }},
       {"stream.graph", [] { return graph(); }},
       {"stream.cut_short", [] { return cut_short(); }},
+      {"stream.shared", [] { return shared_stream(); }},
   };
 }
 

@@ -106,7 +106,8 @@ __device__ __forceinline__ void serve(Context<Spec>& c) {
     store_tiles(c);
   } else if (warp - kDispatch < kPlan.num_warps(Role::kDispatch)) {
     constexpr uint32_t kSteps = kPlan.registers(kDispatch) >= 72 ? 2 : 1;
-    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c)) combine<4, kSteps, 400, true>(c);
+    if (wait_plan(c, Role::kDispatch) && pull_rows(c, warp - kDispatch) && !is_refused(c))
+      combine<4, kSteps, 400, true>(c);
   }
 }
 

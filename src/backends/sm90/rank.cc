@@ -14,6 +14,7 @@
 #include "backends/sm90/driver.h"
 #include "backends/sm90/scale_conversion.h"
 #include "backends/sm90/tensor_maps.h"
+#include "backends/stream_owners.h"
 
 namespace megamoe::sm90 {
 namespace {
@@ -62,6 +63,7 @@ Sm90Rank::Sm90Rank(const LayerConfig& config, const backends::BackendPlan& plan,
 
 Sm90Rank::~Sm90Rank() {
   const CurrentDevice current(device_);
+  backends::StreamOwners::instance().forget(args_.view.flat_base, args_.view.rank);
   if (last_call_ != nullptr) cudaEventSynchronize(last_call_);
   if (last_call_ != nullptr) cudaEventDestroy(last_call_);
   // Back to the stream's pool: cudaFree would wait for kernels of other ranks on this GPU, which may wait for this
@@ -295,7 +297,12 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
                         &args.output, &args.shared_weights, &args.expert_map, &args.cumulative_recv_counts});
   if (own.ok()) own = check_alignment("hidden_states", args.hidden_states);
   if (own.ok()) own = check_alignment("output", args.output);
-  if (args.cuda_stream) return forward_on(args, own, static_cast<cudaStream_t>(*args.cuda_stream));
+  if (args.cuda_stream) {
+    const auto stream = static_cast<cudaStream_t>(*args.cuda_stream);
+    const Status free_stream = check_stream(stream);
+    if (!own.ok() || free_stream.ok()) return forward_on(args, own, stream);
+    return forward_on(args, free_stream, stream_);  // tells the others, whose calls the stream is held up by
+  }
   const uint64_t start_ns = steady_ns();
   MEGAMOE_RETURN_IF_ERROR(enqueue(args, own, stream_));
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_), "moe_layer.forward");
@@ -304,6 +311,21 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
   if (!own.ok()) return own;
   MEGAMOE_RETURN_IF_ERROR(take_refusal(args_.report->epoch));
   return read_rows_per_expert();
+}
+
+Status Sm90Rank::check_stream(cudaStream_t stream) {
+  if (args_.view.spec.num_ranks == 1) return {};
+  unsigned long long id = 0;
+  MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamGetId(stream, &id), "moe_layer.forward");
+  const std::optional<uint32_t> other =
+      backends::StreamOwners::instance().claim(args_.view.flat_base, id, args_.view.rank, ++num_stream_calls_);
+  if (!other) return {};
+  return {
+      Code::kInvalidArgument,
+      fmt::format("moe_layer.forward: ranks of one process must each call on a stream of their own, since a call on a "
+                  "stream waits for the one before it and this one for all ranks, got the same stream at ranks {} "
+                  "and {}; make a stream for each rank (torch: with torch.cuda.stream(torch.cuda.Stream()))",
+                  std::min(*other, args_.view.rank), std::max(*other, args_.view.rank))};
 }
 
 Status Sm90Rank::forward_on(const ForwardArgs& args, const Status& own, cudaStream_t stream) {

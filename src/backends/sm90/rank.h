@@ -68,6 +68,8 @@ class Sm90Rank final : public backends::BackendRank {
   /// Makes a stream other than the last call's wait for it.
   Status follow_last_call(CUstream_st* stream);
   Status forward_on(const ForwardArgs& args, const Status& own, CUstream_st* stream);
+  /// Ok where no other rank of this process has its part of the same call on that stream.
+  Status check_stream(CUstream_st* stream);
   /// Not ok once a call was cut short.
   Status check_cut_short();
   /// The first refusal that the GPU found and no call has told of yet.
@@ -85,6 +87,7 @@ class Sm90Rank final : public backends::BackendRank {
   CUstream_st* side_stream_ = nullptr;  // peer_died(), beside a running kernel
   CUevent_st* last_call_ = nullptr;     // the end of the last call that was not captured
   unsigned long long last_stream_id_ = 0;
+  uint64_t num_stream_calls_ = 0;                       // on streams of the caller
   std::shared_ptr<const backends::WeightSet> weights_;  // those in args_, kept
   KernelArgs args_;
   bool cut_short_ = false;

@@ -1,6 +1,7 @@
 """A checkpoint's layer on a GPU: weights copied there by torch, the router on the host, against transformers' block."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,18 @@ def test_a_checkpoints_block_on_one_gpu(name, num_ranks):
     tokens, want = io["hidden_states"], io["output_fp32"].double()
     bounds = [len(tokens) * r // num_ranks for r in range(num_ranks + 1)]
 
+    ready = threading.Barrier(num_ranks)
+
     def rank(group):
         checkpoint = megamoe.load_checkpoint(FIXTURES / name, 1, group)
         mine = tokens[slice(*bounds[group.rank : group.rank + 2])]
         routing = [None if part is None else torch.from_numpy(part).cuda() for part in checkpoint.route(mine)]
+        on_gpu = mine.cuda()
         with checkpoint.make_layer(max_tokens_per_rank=128) as layer:
             assert layer.on_cuda
-            return layer(mine.cuda(), routing[0], routing[1], shared_weights=routing[2]).cpu()
+            # A call of one rank holds the GPU until all ranks call: what others must still bring there could wait for it.
+            ready.wait(60)
+            return layer(on_gpu, routing[0], routing[1], shared_weights=routing[2]).cpu()
 
     output = torch.cat(megamoe.run_ranks(megamoe.cuda_thread_group([0] * num_ranks), rank)).double()
     errors = (output - want).norm(dim=1) / want.norm(dim=1)

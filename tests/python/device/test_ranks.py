@@ -51,6 +51,22 @@ def test_ranks_of_one_process_on_one_gpu(num_ranks):
 
 
 @gpu
+def test_ranks_on_one_stream_are_told():
+    data = Layer(num_tokens=8)
+
+    def rank(group):
+        with data.make(group) as layer:
+            try:
+                megamoe.torch.moe_forward(layer, data.tokens, data.ids, data.weights)
+                layer.finish()
+            except megamoe.MegamoeError as error:
+                return str(error)
+
+    told = megamoe.run_ranks(megamoe.cuda_thread_group([0, 0]), rank)
+    assert all("got the same stream at ranks 0 and 1" in (text or "") for text in told), told
+
+
+@gpu
 def test_a_rank_with_a_wrong_id_fails_the_call_on_both():
     data = Layer()
 

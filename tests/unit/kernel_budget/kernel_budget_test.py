@@ -13,13 +13,17 @@ FAKE_CUOBJDUMP = """#!/bin/sh
 case "$1" in
   -res-usage) printf ' Function moe_layer_x:\\n  REG:168 STACK:8 SHARED:1024 LOCAL:0\\n' ;;
   -sass) printf ' QGMMA.64x128x32 R1 ;\\n QGMMA.64x128x32 R2 ;\\n STL [R1], R2 ;\\n'
-         printf ' LDL R2, [R1] ;\\n LDL.64 R2, [R1] ;\\n' ;;
+         printf ' LDL R2, [R1] ;\\n LDL.64 R2, [R1] ;\\n'
+         # One bank conflict; then different banks, an operand out of the cache, and a sum that is no accumulation.
+         printf ' /*0010*/ FFMA R2, R4, R6, R2 ;\\n /*0020*/ FFMA R3, R5, R6.reuse, R3 ;\\n'
+         printf ' /*0030*/ FFMA R8, R4, R6, R8 ;\\n /*0040*/ FFMA R8, R4, R2, R10 ;\\n' ;;
 esac
 """
 WITHIN = {
     "registers": 168,
     "stack_bytes": 8,
     "spill_instructions": 3,
+    "bank_conflicts": 1,
     "fp8_multiplies": 2,
     "reason": "made up",
 }
@@ -51,6 +55,7 @@ class KernelBudget(unittest.TestCase):
             ("registers", 167),
             ("stack_bytes", 7),
             ("spill_instructions", 2),
+            ("bank_conflicts", 0),
             ("fp8_multiplies", 3),
         ):
             with self.subTest(key):

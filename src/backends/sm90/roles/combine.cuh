@@ -75,8 +75,8 @@ __device__ __forceinline__ void sum_slots(Context<Spec>& c, uint32_t token, uint
         const uint32_t words[4] = {raw[i][step].x, raw[i][step].y, raw[i][step].z, raw[i][step].w};
 #pragma unroll
         for (uint32_t j = 0; j < 8; ++j)
-          sum[step][j] = __fadd_rn(sum[step][j],
-                                   __uint_as_float(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u));
+          sum[step][j] =
+              __fadd_rn(sum[step][j], __uint_as_float(j % 2 == 0 ? words[j / 2] << 16 : words[j / 2] & 0xffff0000u));
       }
     }
   }

@@ -165,7 +165,8 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
       if (c.lane() == 0) {
         // The copy first: bytes may arrive before they are announced, the phase still waits for this arrival.
         const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
-        copy_weights(c, tile, weights, sharers == 1, k, ptx::shared_address(c.shared.stages[stage.index].weights), full);
+        copy_weights(c, tile, weights, sharers == 1, k, ptx::shared_address(c.shared.stages[stage.index].weights),
+                     full);
         c.shared.weight_scales[stage.index] = {first, second};
         c.chaos();
         ptx::mbarrier_arrive_expect(full, kTileBytes);
@@ -224,9 +225,9 @@ __device__ __forceinline__ bool wait_tile_inputs(Context<Spec>& c, const TileNot
 }
 
 /// Looks up the rows of a tile of this rank's own tokens, and leaves their metadata for the other roles: every column
-/// tile of a block does, with the same values, since the way over the dispatch warps takes 8 us. What it reads came with
-/// the plan, which load_weights acquired before it announced the tile.
-/// Order: acquires input_full of all tokens, one input block a lane, where the call fills them in; pairs with fill_input.
+/// tile of a block does, with the same values, since the way over the dispatch warps takes 8 us. What it reads came
+/// with the plan, which load_weights acquired before it announced the tile. Order: acquires input_full of all tokens,
+/// one input block a lane, where the call fills them in; pairs with fill_input.
 template <class Spec>
 __device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile, uint32_t num_rows) {
   const uint32_t rank = c.view().rank, top_k = c.view().spec.shape.top_k;
@@ -255,8 +256,8 @@ __device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile
 /// would choose. The rows were there before the call.
 template <class Spec>
 __device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& tile, RingState& stage, bool ok) {
-  // Announced one k-block behind: with as many as stages less one, a k-block would be announced only when the one before
-  // it has been multiplied, and no weights could wait there (3% at one token of the pro slice).
+  // Announced one k-block behind: with as many as stages less one, a k-block would be announced only when the one
+  // before it has been multiplied, and no weights could wait there (3% at one token of the pro slice).
   constexpr uint32_t kStages = Spec::kSpec.num_stages, kBehind = 1;
   const protocol::RankView& view = c.view();
   const uint32_t lane = c.lane(), k_blocks = view.spec.hidden_groups();

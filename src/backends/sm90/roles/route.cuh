@@ -158,9 +158,9 @@ template <class Spec>
 __device__ __forceinline__ void plan_own_blocks(Context<Spec>& c, const RouteScratch& scratch) {
   const uint32_t num_experts = c.view().spec.shape.num_experts, block_m = c.view().spec.block_m;
   uint32_t* first_block = c.own(c.layout().expert_first_block);
-  const uint32_t total = exclusive_sums(
-      [&](uint32_t expert) { return core::ceil_div(scratch.counts[expert], block_m); }, first_block, num_experts,
-      c.lane());
+  const uint32_t total =
+      exclusive_sums([&](uint32_t expert) { return core::ceil_div(scratch.counts[expert], block_m); }, first_block,
+                     num_experts, c.lane());
   if (c.lane() != 0) return;
   first_block[num_experts] = total;
   c.own(c.layout().bank_blocks)[c.epoch() & 1] = total;

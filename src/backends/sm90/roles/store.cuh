@@ -92,8 +92,7 @@ __device__ __forceinline__ void store_activations(Context<Spec>& c, const TileNo
 
 /// Rows of the second GEMM, each to the combine buffer of the rank that it came from.
 template <class Spec>
-__device__ __forceinline__ void scatter_rows(Context<Spec>& c, const TileNote& tile,
-                                             const TileTargets<Spec>& targets) {
+__device__ __forceinline__ void scatter_rows(Context<Spec>& c, const TileNote& tile, const TileTargets<Spec>& targets) {
   using Tiling = MathTiling<Spec>;
   const protocol::WorkspaceSpec& spec = c.view().spec;
   const uint32_t hidden = spec.shape.hidden, top_k = spec.shape.top_k;
@@ -102,7 +101,8 @@ __device__ __forceinline__ void scatter_rows(Context<Spec>& c, const TileNote& t
     const uint32_t row = c.lane() + i * 32;
     if (row >= tile.num_rows) continue;
     const uint32_t token = targets.token_slot[i] / top_k, slot = targets.token_slot[i] % top_k;
-    uint16_t* to = c.peer(c.layout().combine_rows, targets.source[i]) + (uint64_t{slot} * spec.max_tokens + token) * hidden;
+    uint16_t* to =
+        c.peer(c.layout().combine_rows, targets.source[i]) + (uint64_t{slot} * spec.max_tokens + token) * hidden;
     for (uint32_t n = 0; n < Tiling::kWarpgroupsN; ++n) {
       const uint32_t column = tile.n * Spec::kSpec.tile_n + n * Tiling::kColumns;
       if (column >= hidden) break;
