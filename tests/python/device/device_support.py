@@ -14,8 +14,8 @@ LARGEST_MEAN_ERROR = 6e-3
 
 
 def scales_of(amax):
-    """FP32 amax / 448, divided by a tensor: on a GPU torch multiplies by the rounded 1 / 448 where the divisor is a number,
-    and a scale that is off by one ulp turns every tie of a row."""
+    """FP32 amax / 448, divided by a tensor: on a GPU torch multiplies by the rounded 1 / 448 where the divisor is a
+    number, and a scale that is off by one ulp turns every tie of a row."""
     return amax.clamp(min=1e-10) / torch.full_like(amax, 448)
 
 

@@ -44,7 +44,7 @@ def test_a_checkpoints_block_on_one_gpu(name, num_ranks):
         on_gpu = mine.cuda()
         with checkpoint.make_layer(max_tokens_per_rank=128) as layer:
             assert layer.on_cuda
-            # A call of one rank holds the GPU until all ranks call: what others must still bring there could wait for it.
+            # A call of one rank holds the GPU until all ranks call: what others still bring there could wait for it.
             ready.wait(60)
             return layer(on_gpu, routing[0], routing[1], shared_weights=routing[2]).cpu()
 
