@@ -2,20 +2,22 @@
 #pragma once
 
 #include "backends/sm90/ptx/wgmma.cuh"
+#include "backends/sm90/roles/math_rings.cuh"
 #include "backends/sm90/roles/stage_rows.cuh"
 #include "backends/sm90/roles/swiglu.cuh"
 
 namespace megamoe::sm90 {
 
-/// One math warp and its position in the rings.
+/// One math warp; tokens are the multiply's rows.
 template <class Spec>
-class MathWarp {
+class MathWarp : MathRings<Spec> {
+  using Base = MathRings<Spec>;
+
  public:
   using Tiling = MathTiling<Spec>;
   using Sums = typename Tiling::Sums;
 
-  __device__ explicit MathWarp(Context<Spec>& c)
-      : c_(c), shared_(__shfl_sync(kFullWarp, ptx::shared_address(&c.shared), 0)) {}
+  __device__ explicit MathWarp(Context<Spec>& c) : Base(c) {}
 
   /// Runs tiles until the load role announces the end. False: something is broken, or the call failed.
   __device__ __forceinline__ bool run_tiles() {
@@ -23,7 +25,7 @@ class MathWarp {
     // cache yet, and the first tile of a small batch would wait 7 us for them.
     for (state_ = kDryL1;;) {
       const bool is_dry = this->is_dry();
-      if (!is_dry && !wait_barrier(c_, note_full(), slot_.phase, Role::kMath)) return false;
+      if (!is_dry && !wait_note()) return false;
       if (tile().kind == kNoteEnd) return !has_failed(c_.shared);
       const protocol::Event event = tile().kind == kNoteL1 ? protocol::Event::kL1Tile : protocol::Event::kL2Tile;
       c_.trace(event, false, tile().block);
@@ -38,28 +40,22 @@ class MathWarp {
         if (!this->is_dry() && !meet_after_dry_passes()) return false;
         continue;
       }
-      c_.chaos();
-      if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, note_empty) + slot_.index * 8);
-      slot_.advance(Spec::kSpec.num_tile_slots);
+      release_note();
     }
   }
 
  private:
-  using Shared = SharedStorage<Spec>;
+  using Base::advance_stage, Base::amax_phase, Base::announced_tile, Base::release_note, Base::release_stage;
+  using Base::c_, Base::shared_, Base::slot_, Base::stage_, Base::stage_low_, Base::state_;
+  using Base::release_staging, Base::stage_full, Base::uniform, Base::wait_note, Base::wait_stage, Base::wait_staging;
+  using typename Base::Shared;
 
-  enum State : uint32_t {
-    kStagingPhase = 1,  ///< Of the next tile in staging.
-    kAmaxPhase = 2,     ///< Parity and buffer of the next exchange of row maxima.
-    kBroken = 4,        ///< A wait has passed its deadline.
-    kDryL1 = 8,         ///< This pass only brings the first epilogue's instructions, the next one ...
-    kDryL2 = 16,        ///< ... the second's.
+  using Base::kAmaxPhase, Base::kBroken;
+  enum DryState : uint32_t {
+    kDryL1 = Base::kFirstFreeBit,      ///< This pass only brings the first epilogue's instructions, the next one ...
+    kDryL2 = Base::kFirstFreeBit * 2,  ///< ... the second's.
   };
   __device__ __forceinline__ bool is_dry() const { return (state_ & (kDryL1 | kDryL2)) != 0; }
-  __device__ __forceinline__ uint32_t amax_phase() const { return (state_ & kAmaxPhase) != 0 ? 1 : 0; }
-
-  /// Through a shuffle, so that the compiler knows the value to be the same in a warp and keeps operands in uniform
-  /// registers.
-  static __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __shfl_sync(kFullWarp, value, 0); }
 
   /// Worked out anew where it is needed, like the tile below: the k loop has no register for it.
   __device__ __forceinline__ MathPlace<Spec> place(bool split) const {
@@ -68,10 +64,7 @@ class MathWarp {
 
   __device__ __forceinline__ TileNote tile() const {
     if (is_dry()) return {(state_ & kDryL1) != 0 ? kNoteL1 : kNoteL2, 0, 0, 0, Spec::kSpec.block_m};
-    TileNote note = note_at(c_, slot_.index);
-    note.kind = static_cast<uint16_t>(uniform(note.kind));
-    note.num_rows = uniform(note.num_rows);
-    return note;
+    return announced_tile();
   }
 
   /// In a split tile two warps write one part of staging: what one of them left there for nothing comes before.
@@ -84,12 +77,10 @@ class MathWarp {
     return true;
   }
 
-  /// Turns the sums into what is stored and leaves it in this warp's part of staging. Pairs with store_tiles.
+  /// Turns the sums into what is stored and leaves it in this warp's part of staging.
   __device__ __forceinline__ bool stage(Sums& sums) {
     const bool is_dry = this->is_dry();
-    if (!is_dry &&
-        !wait_barrier(c_, shared_ + offsetof(Shared, staging_empty), (state_ & kStagingPhase) ^ 1, Role::kMath))
-      return false;
+    if (!is_dry && !wait_staging()) return false;
     const TileNote tile = this->tile();
     if (is_split<Spec>(tile.num_rows)) {
       stage_as<Tiling::kSplitsHalfTiles ? 1 : Tiling::kWaves, true>(sums, tile, place(Tiling::kSplitsHalfTiles));
@@ -98,10 +89,7 @@ class MathWarp {
     }
     ptx::proxy_fence_shared();  // read by bulk copies
     __syncwarp();
-    if (is_dry) return true;
-    c_.chaos();
-    if (c_.lane() == 0) ptx::mbarrier_arrive(shared_ + offsetof(Shared, staged));
-    state_ ^= kStagingPhase;
+    if (!is_dry) release_staging();
     return true;
   }
 
@@ -125,31 +113,6 @@ class MathWarp {
     float second;
   };
 
-  __device__ __forceinline__ uint32_t stage_full(uint32_t index) const {
-    return shared_ + offsetof(Shared, stage_full) + index * 8;
-  }
-  __device__ __forceinline__ uint32_t stage_empty(uint32_t index) const {
-    return shared_ + offsetof(Shared, stage_empty) + index * 8;
-  }
-  __device__ __forceinline__ uint32_t note_full() const {
-    return shared_ + offsetof(Shared, note_full) + slot_.index * 8;
-  }
-
-  __device__ __forceinline__ void advance_stage() {
-    constexpr uint32_t kStageLow = sizeof(typename Shared::Stage) >> 4;
-    stage_.advance(Spec::kSpec.num_stages);
-    stage_low_ = stage_.index * kStageLow;
-  }
-  __device__ __forceinline__ void release_stage(uint32_t index) {
-    c_.chaos();
-    if (c_.lane() == 0) ptx::mbarrier_arrive(stage_empty(index));
-  }
-  /// Gives up at the deadline, and then never waits again: the k loop has no way out, so that all warps of the
-  /// warpgroup run the same multiplies.
-  __device__ __forceinline__ void wait_stage() {
-    if ((state_ & kBroken) == 0 && !wait_barrier(c_, stage_full(stage_.index), stage_.phase, Role::kMath))
-      state_ |= kBroken;
-  }
   __device__ __forceinline__ Scales read_scales(uint32_t stage) const {
     const uint32_t row = scale_row_ + stage * Spec::kSpec.block_m * 4;
     const uint32_t weights = shared_ + offsetof(Shared, weight_scales) + stage * 8;
@@ -271,15 +234,9 @@ class MathWarp {
     }
   }
 
-  Context<Spec>& c_;
-  const uint32_t shared_;
   uint32_t tokens_low_ = 0;
   uint32_t weights_low_ = 0;
   uint32_t scale_row_ = 0;  ///< Shared address of the first stage's scale of this thread's first row.
-  uint32_t stage_low_ = 0;
-  RingState stage_;
-  RingState slot_;
-  uint32_t state_ = 0;  ///< Bits of State: one register.
 };
 
 }  // namespace megamoe::sm90
