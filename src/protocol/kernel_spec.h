@@ -18,6 +18,8 @@ struct KernelSpec {
   uint32_t pull_buffer_bytes = 0;  ///< Of one of them.
   /// Whether the load role can read a rank's own rows where its tokens lie, row by row, without the pool.
   bool gathers_rows = false;
+  /// Whether the multiply's 64 rows are weights, and the tile's rows its columns, of which a narrow tile needs few.
+  bool swaps_operands = false;
 
   /// Math warpgroups side by side along the rows; the others lie along the columns.
   MEGAMOE_HD constexpr uint32_t warpgroups_m() const { return block_m / kWarpgroupRows; }
@@ -38,7 +40,8 @@ struct KernelSpec {
            plan.num_math_warpgroups() % warpgroups_m() == 0 && warpgroup_n() % wave_n() == 0 && num_stages >= 2 &&
            num_tile_slots >= 2 && num_pull_buffers >= 3 && num_pull_buffers <= 8 && pull_buffer_bytes % 128 == 0 &&
            pull_buffer_bytes > 0 && plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kStore) == 1 &&
-           plan.num_warps(Role::kDispatch) >= 1;
+           plan.num_warps(Role::kDispatch) >= 1 &&
+           (!swaps_operands || (plan.num_math_warpgroups() == 1 && block_m == kWarpgroupRows));
   }
 
   static constexpr uint32_t kWarpgroupRows = 64;  ///< Of one multiply instruction.

@@ -96,7 +96,8 @@ inline constexpr WarpPlan kPlan768{"768: 32/24/104",
                                    6,
                                    {dispatch_warpgroup(32), load_warpgroup(24), math_warpgroup(104),
                                     math_warpgroup(104), math_warpgroup(104), math_warpgroup(104)}};
-/// 256 threads: one math warpgroup with the most registers there are.
+/// 256 threads: one math warpgroup with the most registers there are; it holds the sums of a whole tile of 64 tokens x
+/// 256 weight rows.
 inline constexpr WarpPlan kPlan256{"256: 96/256", 2, {service_warpgroup(96), math_warpgroup(256)}};
 
 static_assert(kPlan384.can_be_granted() && kPlan384.registers_asked() == 64512);

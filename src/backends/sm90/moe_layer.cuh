@@ -11,7 +11,8 @@
 //                                           second GEMM: scatter rows to their sources, count, tell of done experts
 //   dispatch warps          pull_rows:    for each row of this rank's experts: await it, copy it to the pool, count it
 //                           combine:      for each token: await its experts, sum its rows in slot order
-//   math warps              run_tiles:    both epilogues once for nothing, which brings their instructions; then
+//   math warps              run_tiles:    both epilogues once for nothing, which brings their instructions (not where
+//                                         operands are swapped); then
 //                                         for each announced tile:
 //                                           for each 128 of K: multiply, promote
 //                                           first GEMM: SwiGLU, requantise; second GEMM: round to BF16; into staging
@@ -22,11 +23,14 @@
 // release and its acquire. Combine is left out where a call was refused.
 #pragma once
 
+#include <type_traits>
+
 #include "backends/sm90/ptx/registers.cuh"
 #include "backends/sm90/roles/combine.cuh"
 #include "backends/sm90/roles/input.cuh"
 #include "backends/sm90/roles/load.cuh"
 #include "backends/sm90/roles/math.cuh"
+#include "backends/sm90/roles/math_swapped.cuh"
 #include "backends/sm90/roles/report.cuh"
 #include "backends/sm90/roles/store.cuh"
 
@@ -132,7 +136,7 @@ __global__ void __launch_bounds__(Spec::kSpec.plan.num_threads(), 1)
 
   if (warp >= kMath) {
     ptx::set_registers<kPlan.registers(kMath), kEntry>();
-    MathWarp<Spec> math(c);
+    std::conditional_t<Spec::kSpec.swaps_operands, SwappedMathWarp<Spec>, MathWarp<Spec>> math(c);
     constexpr uint32_t kSteps = kPlan.registers(kMath) >= 200 ? 4 : 1;  // each takes 40 registers
     if (math.run_tiles() && !is_refused(c)) combine<8, kSteps, 32, false>(c);
   } else if (kMath > 4 && warp >= 4) {

@@ -85,9 +85,10 @@ struct SharedStorage {
   float2 weight_scales[kStages];
   TileNote notes[kSpec.num_tile_slots];
   uint32_t gathered_tokens[kSpec.gathers_rows ? kSpec.block_m : 1];  ///< The tokens of the tile's rows.
-  /// Row maxima of warpgroups that share rows; two buffers.
-  static constexpr bool kSharesRows = kSpec.warpgroups_n() > 1 || kSpec.splits_half_tiles();
-  static constexpr uint32_t kRowSharers = kSpec.splits_half_tiles() ? 2 : kSpec.warpgroups_n();
+  /// Row maxima of warpgroups that share rows, or of warps where operands are swapped; two buffers.
+  static constexpr bool kSharesRows = kSpec.warpgroups_n() > 1 || kSpec.splits_half_tiles() || kSpec.swaps_operands;
+  static constexpr uint32_t kRowSharers =
+      kSpec.swaps_operands ? kMathWarps : (kSpec.splits_half_tiles() ? 2 : kSpec.warpgroups_n());
   float amax[kSharesRows ? 2 : 1][kRowSharers][kSharesRows ? protocol::KernelSpec::kWarpgroupRows : 1];
   alignas(8) uint64_t stage_full[kStages];
   uint64_t stage_empty[kStages];

@@ -53,7 +53,9 @@ struct M64Wide {
                                               .pull_buffer_bytes = 1792};
 };
 
-/// One math warpgroup with all the registers. Compiled and checked, not tuned.
+/// One math warpgroup with all the registers, operands swapped: weights are the multiply's 64 rows and tokens its
+/// columns, 8, 16, 32 or 64 of them as a tile needs, where the other kernels always multiply 64 rows of tokens.
+/// Compiled and checked, not tuned.
 struct M64Single {
   static constexpr bool kTrace = false;
   static constexpr bool kChaos = false;
@@ -64,7 +66,8 @@ struct M64Single {
                                               .tile_k = 128,
                                               .num_stages = 4,
                                               .num_tile_slots = 4,
-                                              .pull_buffer_bytes = 3072};
+                                              .pull_buffer_bytes = 3072,
+                                              .swaps_operands = true};
 };
 
 /// The default with the in-kernel trace.

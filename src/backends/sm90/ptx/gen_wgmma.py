@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes wgmma.cuh: one function per width of the E4M3 warpgroup multiply that a kernel spec uses."""
 
-WIDTHS = (64, 128)
+WIDTHS = (8, 16, 32, 64, 128)
 
 HEAD = """\
 // Warpgroup multiply of E4M3 operands in shared memory, FP32 sums in registers. PTX ISA 9.7.15 "wgmma".
@@ -50,9 +50,11 @@ def main():
     text = HEAD
     for n in WIDTHS:
         count = n // 2
-        places = [", ".join(f"%{i}" for i in range(j, j + 16)) for j in range(0, count, 16)]
+        places = [", ".join(f"%{i}" for i in range(j, min(j + 16, count))) for j in range(0, count, 16)]
         places = ",\n".join(f'        "{p}' for p in places).replace(",\n", ', "\n') + '"'
-        outs = ",\n          ".join(", ".join(f'"+f"(d[{i}])' for i in range(j, j + 8)) for j in range(0, count, 8))
+        outs = ",\n          ".join(
+            ", ".join(f'"+f"(d[{i}])' for i in range(j, min(j + 8, count))) for j in range(0, count, 8)
+        )
         text += BODY.format(n=n, count=count, flag=count + 2, a=count, b=count + 1, places=places, outs=outs)
     text += "\n}  // namespace megamoe::sm90::ptx\n"
     with open(__file__.replace("gen_wgmma.py", "wgmma.cuh"), "w", encoding="utf-8") as out:

@@ -104,6 +104,13 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t a, ui
                "r"(c), "r"(d)
                : "memory");
 }
+/// The same of matrices whose columns are the lanes' rows: they are transposed on the way.
+__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                                           uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
 __device__ __forceinline__ float load_shared(uint32_t address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
@@ -116,6 +123,10 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+/// The low byte of `v`.
+__device__ __forceinline__ void store_shared_u8(uint32_t address, uint16_t v) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
 __device__ __forceinline__ void store_shared_u16(uint32_t address, uint16_t v) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");

@@ -24,6 +24,46 @@ template <int kN>
 struct Wgmma;
 
 template <>
+struct Wgmma<8> {
+  template <bool kAdd>
+  static __device__ __forceinline__ void run(float (&d)[4], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %6, 0; wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3"
+        "}, %4, %5, p, 1, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "l"(a), "l"(b), "n"(kAdd));
+  }
+};
+
+template <>
+struct Wgmma<16> {
+  template <bool kAdd>
+  static __device__ __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %10, 0; wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, %8, %9, p, 1, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "l"(a), "l"(b), "n"(kAdd));
+  }
+};
+
+template <>
+struct Wgmma<32> {
+  template <bool kAdd>
+  static __device__ __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1;}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "n"(kAdd));
+  }
+};
+
+template <>
 struct Wgmma<64> {
   template <bool kAdd>
   static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b) {
