@@ -314,7 +314,11 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
 }
 
 Status Sm90Rank::check_stream(cudaStream_t stream) {
-  if (args_.view.spec.num_ranks == 1) return {};
+  // A capture does not run, and its stream cannot be asked.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  if (args_.view.spec.num_ranks == 1 || cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
+      capture != cudaStreamCaptureStatusNone)
+    return {};
   unsigned long long id = 0;
   MEGAMOE_RETURN_IF_CUDA_ERROR(cudaStreamGetId(stream, &id), "moe_layer.forward");
   const std::optional<uint32_t> other =
