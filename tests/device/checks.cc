@@ -63,7 +63,7 @@ Outcome against_oracle(const MoeShape& shape, const TestWeights& weights, const 
     for (uint64_t token = 0; token < errors.size(); ++token) summary.add(token, errors[token]);
   }
   return {summary.max_row_rel_l2 <= row_limit(shape),
-          fmt::format("{} rows, worst {:.2e} (limit {:.0e}), mean {:.2e}", summary.rows_checked, summary.max_row_rel_l2,
+          fmt::format("{} rows, worst {:.2e} (limit {:.1e}), mean {:.2e}", summary.rows_checked, summary.max_row_rel_l2,
                       row_limit(shape), summary.mean_row_rel_l2)};
 }
 

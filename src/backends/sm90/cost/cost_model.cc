@@ -12,12 +12,12 @@
 namespace megamoe::sm90 {
 namespace {
 
-/// Fitted on 2026-11-30 by megamoe_fit_cost_model to bench/results/h200_tiles.jsonl: cold FP8 calls of the slices and
+/// Fitted on 2026-12-01 by megamoe_fit_cost_model to bench/results/h200_tiles.jsonl: cold FP8 calls of the slices and
 /// of two whole models on one H200 (driver 580.159.04), 9% off at most. After the kernel has changed: bench/measure.sh
 /// tiles, then the program again; it prints these lines.
 constexpr std::array kKernelCosts = {
-    KernelCosts{"m64", 64, 256, 34.6, 0.15, 0.552, 0.521, 0.521, 0.663, 1.21, 4.34e+06, 9.44e+05, 9.18},
-    KernelCosts{"m128", 128, 256, 36.9, 0.15, 0.482, 0.718, 0.718, 0.5, 0.88, 4.22e+06, 7.92e+05, 9.22},
+    KernelCosts{"m64", 64, 256, 25.8, 0.15, 0.554, 0.521, 0.6, 0.556, 1.13, 4.36e+06, 7.36e+05, 8.36},
+    KernelCosts{"m128", 128, 256, 33.3, 0.15, 0.46, 0.696, 0.723, 0.5, 0.692, 4.29e+06, 8.47e+05, 8.97},
 };
 
 constexpr double kNvlinkBytesPerUs = 337e3;  ///< Each way, both ways busy; measured between two H200s.
