@@ -1,15 +1,17 @@
 // The kernel: one launch is one call of the layer on one rank. This screen is its table of contents.
 //
 //   first CTAs, all warps   route:        sort slots by expert; the first one: publish headers, await all headers, plan
+//                                           (alone, a rank plans while it sorts)
 //   last CTA, all warps     clean:        zero the counters of the next call (before it routes)
 //   all warps               fill_input:   quantise (or copy) this rank's tokens for the owners to pull
 //   load warp 0             load_weights: for each tile taken by ticket: announce it; for each 128 of K: stage weights
 //   load warp 1             load_tokens:  for each announced tile: await its rows; for each 128 of K: stage rows, from
-//                                           the pool, or (tiny batches of one rank) gathered from where they lie
-//   store warp              store_tiles:  for each announced tile: await its staging;
-//                                           first GEMM: store activations, count the tile
+//                                           the pool, or (small calls of one rank) gathered from where they lie
+//   store warp              store_tiles:  for each announced tile: (second GEMM: look up where its rows go); await its
+//                                           staging; first GEMM: store activations, count the tile
 //                                           second GEMM: scatter rows to their sources, count, tell of done experts
 //   dispatch warps          pull_rows:    for each row of this rank's experts: await it, copy it to the pool, count it
+//                                           (not where they are gathered)
 //                           combine:      for each token: await its experts, sum its rows in slot order
 //   math warps              run_tiles:    both epilogues once for nothing, which brings their instructions (not where
 //                                         operands are swapped); then

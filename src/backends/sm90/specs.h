@@ -23,7 +23,7 @@ struct M128 {
 
 /// Small batches: 64x256 tiles, the math warpgroups side by side along the columns. Its stage is smaller by half of the
 /// token rows, which buys a fourth stage: more weight bytes in flight where weights are what the time goes to. A rank's
-/// own rows are gathered from where they lie: the first tile starts 6 us earlier than after a copy to the pool.
+/// own rows are gathered from where they lie: the first tile starts 8 us earlier than after a copy to the pool.
 struct M64 {
   static constexpr bool kTrace = false;
   static constexpr bool kChaos = false;

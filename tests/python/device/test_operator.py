@@ -78,8 +78,8 @@ def test_torch_compile_without_a_graph_break(device):
         for rows in (24, 7, 16):
             counts = torch.zeros(2, data.num_experts, dtype=torch.int32, device=device)
             arguments = data.tokens[:rows], data.ids[:rows], data.weights[:rows]
-            # The compiler keeps in FP32 what eager mode rounds to BF16 between the norm's steps, so codes at a tie move:
-            # as much as rounding to E4M3 itself, twice. Wrong wiring is off by 1e-1 and more.
+            # The compiler keeps in FP32 what eager mode rounds to BF16 between the norm's steps, so codes at a tie
+            # move: as much as rounding to E4M3 itself, twice. Wrong wiring is off by 1e-1 and more.
             got, want = compiled(*arguments, counts[0]), block(*arguments, counts[1]).float()
             assert_close(got, want, most=6e-2, mean=2e-2)
             assert torch.equal(counts[0], counts[1]) and counts[0].sum() == rows * data.top_k
