@@ -8,6 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = {"megamoe/shape.h", "megamoe/status.h", "megamoe/tensor.h"}  # public words without machinery
+BACKEND = {
+    "megamoe",
+    "core",
+    "protocol",
+    "backends/backend.h",
+    "backends/describe_schedule.h",
+    "backends/error_text.h",
+}
 # folder: what it may include, as folders or single headers; itself always. The longest matching folder rules a file.
 ALLOWED = {
     "include/megamoe": {"megamoe"},
@@ -16,25 +24,8 @@ ALLOWED = {
     | {"core/integer.h", "core/portable.h"},  # the oracle shares nothing with what it judges
     "src/protocol": PLAIN | {"core"},
     "src/backends": {"megamoe", "core", "protocol"},  # what every backend provides
-    "src/backends/cpu": {
-        "megamoe",
-        "core",
-        "protocol",
-        "backends/backend.h",
-        "backends/describe_schedule.h",
-        "backends/error_text.h",
-        "backends/stream_owners.h",
-    },
-    "src/backends/sm90": {
-        "megamoe",
-        "core",
-        "protocol",
-        "backends/backend.h",
-        "backends/describe_schedule.h",
-        "backends/error_text.h",
-        "backends/stream_owners.h",
-        "backends/sm90/cost",
-    },
+    "src/backends/cpu": BACKEND,
+    "src/backends/sm90": BACKEND | {"backends/stream_owners.h", "backends/sm90/cost"},
     "src/backends/sm90/cost": {"megamoe/shape.h", "core/integer.h"},
     "src/comm": {"megamoe", "core"},
     "src/routing": {"megamoe", "core"},

@@ -1,6 +1,6 @@
 // megamoe_device_check: everything that needs a GPU, one line a check.
 //   megamoe_device_check list | run [=NAME | ^GROUP | part of a name ...] | trace MODEL TOKENS ...
-// Times are measured by `megamoe bench --device cuda`.
+// trace: MEGAMOE_TRACE_FOLDER names a folder for every line of it. Times are measured by `megamoe bench --device cuda`.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

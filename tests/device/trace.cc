@@ -42,10 +42,15 @@ std::vector<int32_t> routing(uint32_t num_tokens, uint32_t num_experts, uint32_t
   return ids;
 }
 
+/// All rings, one behind the other.
+std::vector<sm90::TraceRecord> fetch(const DeviceBuffer& trace) {
+  std::vector<sm90::TraceRecord> records(trace.bytes() / sizeof(sm90::TraceRecord));
+  trace.fetch(records.data(), trace.bytes());
+  return records;
+}
+
 /// For each event: how often, from when to when, and how long on average (us after the first line of the trace).
-void print_trace(const sm90::TraceRecord* device, uint32_t num_rings, uint32_t capacity) {
-  std::vector<sm90::TraceRecord> records(uint64_t{num_rings} * capacity);
-  check_cuda(cudaMemcpy(records.data(), device, records.size() * sizeof(records[0]), cudaMemcpyDeviceToHost), "trace");
+void print_trace(const std::vector<sm90::TraceRecord>& records, uint32_t num_rings, uint32_t capacity) {
   constexpr auto kEvents = static_cast<uint32_t>(protocol::Event::kCount);
   struct Line {
     uint32_t begins = 0, ends = 0, pairs = 0;
@@ -96,10 +101,8 @@ void print_trace(const sm90::TraceRecord* device, uint32_t num_rings, uint32_t c
 
 /// Every line as it was written: STEM.lines with warp (of the grid), time in ns, value, event and whether it ends;
 /// STEM.ids with the experts that were chosen.
-void write_lines(const sm90::TraceRecord* device, uint32_t num_rings, uint32_t capacity,
-                 const std::vector<int32_t>& ids, const std::string& stem) {
-  std::vector<sm90::TraceRecord> records(uint64_t{num_rings} * capacity);
-  check_cuda(cudaMemcpy(records.data(), device, records.size() * sizeof(records[0]), cudaMemcpyDeviceToHost), "trace");
+void write_lines(const std::vector<sm90::TraceRecord>& records, uint32_t capacity, const std::vector<int32_t>& ids,
+                 const std::string& stem) {
   std::ofstream lines(stem + ".lines"), chosen(stem + ".ids");
   for (uint64_t i = 0; i < records.size(); ++i) {
     const sm90::TraceRecord& r = records[i];
@@ -140,10 +143,10 @@ void trace_tokens(Rig& rig, const std::string& name, uint32_t num_tokens, const 
     must(rig.rank(0).forward(args, {}));
   }
   std::printf("trace %s %s %u tokens\n", name.c_str(), instance.spec.name, num_tokens);
+  const std::vector<sm90::TraceRecord> records = fetch(trace);
   if (const char* folder = std::getenv("MEGAMOE_TRACE_FOLDER"))
-    write_lines(static_cast<const sm90::TraceRecord*>(trace.data()), num_rings, kCapacity, routed,
-                std::string(folder) + "/" + name + "_" + std::to_string(num_tokens));
-  print_trace(static_cast<const sm90::TraceRecord*>(trace.data()), num_rings, kCapacity);
+    write_lines(records, kCapacity, routed, std::string(folder) + "/" + name + "_" + std::to_string(num_tokens));
+  print_trace(records, num_rings, kCapacity);
 }
 
 }  // namespace

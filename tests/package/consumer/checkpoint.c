@@ -7,20 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
+
 #define H 128
 #define I 64
 #define E 8
 #define K 2
 #define M 3
 #define T 5
-
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      printf("line %d: %s; last error: %s\n", __LINE__, #condition, megamoe_last_error()); \
-      return 1;                                                                            \
-    }                                                                                      \
-  } while (0)
 
 static float x32[T * H];
 static uint16_t x[T * H], y[T * H], y_again[T * H];

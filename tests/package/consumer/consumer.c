@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
+
 #define H 128
 #define I 64
 #define T 3
@@ -31,14 +33,6 @@ static void logged(int32_t level, const char* message, void* count) {
   (void)level;
   if (strstr(message, "backend cpu") != NULL) ++*(int*)count;
 }
-
-#define CHECK(condition)                                                                   \
-  do {                                                                                     \
-    if (!(condition)) {                                                                    \
-      printf("line %d: %s; last error: %s\n", __LINE__, #condition, megamoe_last_error()); \
-      return 1;                                                                            \
-    }                                                                                      \
-  } while (0)
 
 static float value(uint16_t bf16) {
   const uint32_t bits = (uint32_t)bf16 << 16;

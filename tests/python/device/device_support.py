@@ -114,3 +114,13 @@ def assert_close(got, want, most=LARGEST_ROW_ERROR, mean=LARGEST_MEAN_ERROR):
 
 def same_bits(a, b):
     return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def on_ranks(groups, function):
+    """Runs ranks as threads, each on a stream of its own."""
+
+    def rank(group):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return function(group)
+
+    return megamoe.run_ranks(groups, rank)

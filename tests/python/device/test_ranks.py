@@ -7,20 +7,12 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from device_support import Layer, assert_close, same_bits
+from device_support import Layer, assert_close, on_ranks, same_bits
 
 import megamoe
 import megamoe.torch
 
 gpu = pytest.mark.gpu
-
-
-def on_ranks(groups, function):
-    def rank(group):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            return function(group)
-
-    return megamoe.run_ranks(groups, rank)
 
 
 @gpu
