@@ -66,8 +66,9 @@ def problems(name: str, found: dict[str, int], budget: dict) -> list[str]:
     for key in AT_LEAST:
         if found[key] < budget[key]:
             wrong.append(f"{name}: {key} must be at least {budget[key]}, got {found[key]}")
-    if (budget["stack_bytes"] or budget["spill_instructions"]) and not budget.get("reason"):
-        wrong.append(f"{name}: a budget that allows spills must give its reason")
+    allows = ("stack_bytes", "spill_instructions", "bank_conflicts")
+    if any(budget[key] for key in allows) and not budget.get("reason"):
+        wrong.append(f"{name}: a budget that allows spills or bank conflicts must give its reason")
     return wrong
 
 

@@ -1,6 +1,7 @@
 // What a compiled kernel knows: tiles, stages, warp plan. Shapes, ranks and experts are run-time values.
 #pragma once
 
+#include "protocol/block_cut.h"
 #include "protocol/warp_plan.h"
 
 namespace megamoe::protocol {
@@ -10,6 +11,7 @@ struct KernelSpec {
   const char* name = "";  ///< "m128", as `megamoe plan` prints it.
   WarpPlan plan;
   uint32_t block_m = 128;          ///< Rows of a tile, and of a pool block.
+  uint32_t extra_m = 0;            ///< Further rows that an expert's last tile may hold, as the multiply's columns.
   uint32_t tile_n = 256;           ///< Columns of a tile of either GEMM; 128 gate and 128 up columns of the first.
   uint32_t tile_k = 128;           ///< Depth of a stage: one scale group.
   uint32_t num_stages = 3;         ///< Operand stages in shared memory.
@@ -21,6 +23,8 @@ struct KernelSpec {
   /// Whether the multiply's 64 rows are weights, and the tile's rows its columns, of which a narrow tile needs few.
   bool swaps_operands = false;
 
+  MEGAMOE_HD constexpr BlockCut cut() const { return {block_m, extra_m}; }
+  MEGAMOE_HD constexpr uint32_t room_m() const { return cut().room_m(); }
   /// Math warpgroups side by side along the rows; the others lie along the columns.
   MEGAMOE_HD constexpr uint32_t warpgroups_m() const { return block_m / kWarpgroupRows; }
   MEGAMOE_HD constexpr uint32_t warpgroups_n() const { return plan.num_math_warpgroups() / warpgroups_m(); }
@@ -41,10 +45,12 @@ struct KernelSpec {
            num_tile_slots >= 2 && num_pull_buffers >= 3 && num_pull_buffers <= 8 && pull_buffer_bytes % 128 == 0 &&
            pull_buffer_bytes > 0 && plan.num_warps(Role::kLoad) == 2 && plan.num_warps(Role::kStore) == 1 &&
            plan.num_warps(Role::kDispatch) >= 1 &&
+           (extra_m == 0 || (extra_m == kExtraRows && splits_half_tiles() && !gathers_rows)) &&
            (!swaps_operands || (plan.num_math_warpgroups() == 1 && block_m == kWarpgroupRows));
   }
 
   static constexpr uint32_t kWarpgroupRows = 64;  ///< Of one multiply instruction.
+  static constexpr uint32_t kExtraRows = 16;      ///< The only count of further rows that there is code for.
   static constexpr uint32_t kMaxWaveN = 128;      ///< Wider waves leave no room for separate final sums.
 };
 

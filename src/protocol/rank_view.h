@@ -31,7 +31,7 @@ struct RankView {
 
   MEGAMOE_HD PoolPlan pool_plan() const {
     return {layout.expert_first_block.in(own()), layout.expert_num_rows.in(own()), layout.source_first_row.in(own()),
-            spec.local_experts(), spec.block_m};
+            spec.local_experts(), spec.cut()};
   }
 };
 

@@ -18,16 +18,15 @@ struct PoolPlan {
   const uint32_t* expert_num_rows;     // [local_experts]
   const uint32_t* source_first_row;    // [num_ranks][local_experts]
   uint32_t local_experts;
-  uint32_t block_m;
+  BlockCut cut;
 
   MEGAMOE_HD uint32_t num_blocks() const { return expert_first_block[local_experts]; }
   MEGAMOE_HD uint32_t blocks_of(uint32_t local_expert) const {
     return expert_first_block[local_expert + 1] - expert_first_block[local_expert];
   }
-  /// Rows of a block; only an expert's last block can be partial.
+  /// Rows of a pool block.
   MEGAMOE_HD uint32_t rows_of(uint32_t local_expert, uint32_t block) const {
-    const uint32_t before = (block - expert_first_block[local_expert]) * block_m;
-    return core::min(block_m, expert_num_rows[local_expert] - before);
+    return cut.rows_of(block - expert_first_block[local_expert], expert_num_rows[local_expert]);
   }
 };
 
@@ -41,7 +40,7 @@ struct PoolPlanArrays {
 /// Computes the plan of owner `rank` from all sources' slot ranges.
 /// @param slot_ranges [num_ranks sources][local_experts]
 inline MEGAMOE_HD void make_pool_plan(const SlotRange* slot_ranges, uint32_t rank, uint32_t num_ranks,
-                                      uint32_t local_experts, uint32_t block_m, const PoolPlanArrays& out) {
+                                      uint32_t local_experts, const BlockCut& cut, const PoolPlanArrays& out) {
   uint32_t block = 0;
   for (uint32_t expert = 0; expert < local_experts; ++expert) {
     uint32_t rows = 0;
@@ -52,7 +51,7 @@ inline MEGAMOE_HD void make_pool_plan(const SlotRange* slot_ranges, uint32_t ran
     }
     out.expert_first_block[expert] = block;
     out.expert_num_rows[expert] = rows;
-    block += core::ceil_div(rows, block_m);
+    block += cut.num_blocks(rows);
   }
   out.expert_first_block[local_experts] = block;
 }
@@ -71,8 +70,8 @@ class SourceCursor {
   MEGAMOE_HD uint32_t local_expert() const { return expert_; }
   /// Index into the source's slot list.
   MEGAMOE_HD uint32_t list_index() const { return slot_ranges_[expert_].first + index_; }
-  MEGAMOE_HD uint32_t block() const { return plan_->expert_first_block[expert_] + row_in_expert() / plan_->block_m; }
-  MEGAMOE_HD uint32_t row_in_block() const { return row_in_expert() % plan_->block_m; }
+  MEGAMOE_HD uint32_t block() const { return plan_->expert_first_block[expert_] + block_in_expert(); }
+  MEGAMOE_HD uint32_t row_in_block() const { return row_in_expert() - block_in_expert() * plan_->cut.block_m; }
 
   MEGAMOE_HD void advance(uint32_t num_rows = 1) {
     index_ += num_rows;
@@ -84,6 +83,9 @@ class SourceCursor {
 
  private:
   MEGAMOE_HD uint32_t row_in_expert() const { return source_first_row_[expert_] + index_; }
+  MEGAMOE_HD uint32_t block_in_expert() const {
+    return plan_->cut.block_of(row_in_expert(), plan_->blocks_of(expert_));
+  }
   MEGAMOE_HD void skip_empty_experts() { advance(0); }
 
   const PoolPlan* plan_;

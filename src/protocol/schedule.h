@@ -12,7 +12,7 @@ struct Tile {
   uint32_t local_expert;
   uint32_t block;         ///< Pool block, counted over all experts.
   uint32_t n;             ///< Column tile.
-  uint32_t num_rows = 0;  ///< Of the block; only an expert's last block can be partial.
+  uint32_t num_rows = 0;  ///< Of the block; see BlockCut.
   uint32_t sharers = 0;   ///< Blocks of the unit: tiles that use the same weights.
 };
 
@@ -39,7 +39,7 @@ class PlanRows {
 /// What the cursors need to know of a pool plan.
 struct WalkLimits {
   uint32_t local_experts;
-  uint32_t block_m;
+  BlockCut cut;
   uint32_t unit_blocks;
 };
 
@@ -57,7 +57,7 @@ class UnitCursor {
   MEGAMOE_HD uint32_t end_block() const { return first_block() + num_blocks(); }
   MEGAMOE_HD uint32_t index() const { return index_; }
   MEGAMOE_HD uint32_t rows_of(uint32_t block) const {
-    return core::min(limits_.block_m, expert_num_rows_ - (block - expert_first_block_) * limits_.block_m);
+    return limits_.cut.rows_of(block - expert_first_block_, expert_num_rows_);
   }
 
   MEGAMOE_HD void advance() {
@@ -71,7 +71,7 @@ class UnitCursor {
   }
 
  private:
-  MEGAMOE_HD uint32_t expert_blocks() const { return core::ceil_div(expert_num_rows_, limits_.block_m); }
+  MEGAMOE_HD uint32_t expert_blocks() const { return limits_.cut.num_blocks(expert_num_rows_); }
   /// Skips experts without rows.
   MEGAMOE_HD void settle() {
     for (; expert_ < limits_.local_experts; ++expert_) {
@@ -95,10 +95,10 @@ class UnitCursor {
 template <class Rows>
 class ScheduleWalk {
  public:
-  MEGAMOE_HD ScheduleWalk(const ScheduleSpec& spec, uint32_t local_experts, uint32_t block_m, Rows rows)
+  MEGAMOE_HD ScheduleWalk(const ScheduleSpec& spec, uint32_t local_experts, const BlockCut& cut, Rows rows)
       : spec_(spec),
-        l1_({local_experts, block_m, spec.unit_blocks}, rows),
-        l2_({local_experts, block_m, spec.unit_blocks}, rows) {
+        l1_({local_experts, cut, spec.unit_blocks}, rows),
+        l2_({local_experts, cut, spec.unit_blocks}, rows) {
     open_segment();
   }
 
@@ -151,7 +151,7 @@ class ScheduleWalk {
 class BlockSchedule : public ScheduleWalk<PlanRows> {
  public:
   MEGAMOE_HD BlockSchedule(const ScheduleSpec& spec, const PoolPlan& plan)
-      : ScheduleWalk(spec, plan.local_experts, plan.block_m, PlanRows(plan)) {}
+      : ScheduleWalk(spec, plan.local_experts, plan.cut, PlanRows(plan)) {}
 
   static MEGAMOE_HD uint64_t num_tiles(const ScheduleSpec& spec, const PoolPlan& plan) {
     return uint64_t{plan.num_blocks()} * (spec.num_l1_tiles + spec.num_l2_tiles);

@@ -2,8 +2,8 @@
 // this list.
 #pragma once
 
-#include "core/integer.h"
 #include "megamoe/shape.h"
+#include "protocol/block_cut.h"
 #include "protocol/error_record.h"
 #include "protocol/refusal.h"
 
@@ -43,7 +43,10 @@ struct WorkspaceSpec {
   /// The last so many of each rank's local experts are its shared ones, the last so many slots of each token are
   /// theirs. `shape` counts both in.
   uint32_t shared_experts = 0;
+  uint32_t extra_m = 0;  ///< Further rows that an expert's last block may hold.
 
+  MEGAMOE_HD constexpr BlockCut cut() const { return {block_m, extra_m}; }
+  MEGAMOE_HD constexpr uint32_t room_m() const { return cut().room_m(); }
   MEGAMOE_HD constexpr uint32_t routed_local_experts() const { return local_experts() - shared_experts; }
   MEGAMOE_HD constexpr uint32_t routed_slots() const { return shape.top_k - shared_experts; }
   MEGAMOE_HD constexpr uint32_t local_experts() const { return shape.num_experts / num_ranks; }
@@ -99,11 +102,11 @@ struct Workspace {
   Region<uint32_t> expert_first_block;  // [local_experts + 1]
   Region<uint32_t> expert_num_rows;     // [local_experts]
   Region<uint32_t> source_first_row;    // [num_ranks sources][local_experts] first row of a source inside the expert
-  Region<RowMeta> row_meta;             // [max_blocks * block_m]
-  Region<uint8_t> pool_codes;           // [token_ring_blocks][block_m][hidden] e4m3
-  Region<float> pool_scales;            // [token_ring_blocks][hidden / 128][block_m]
-  Region<uint8_t> act_codes;            // [act_ring_blocks][block_m][intermediate] e4m3
-  Region<float> act_scales;             // [act_ring_blocks][ceil(intermediate / 128)][block_m]
+  Region<RowMeta> row_meta;             // [max_blocks * room_m]
+  Region<uint8_t> pool_codes;           // [token_ring_blocks][room_m][hidden] e4m3
+  Region<float> pool_scales;            // [token_ring_blocks][hidden / 128][room_m]
+  Region<uint8_t> act_codes;            // [act_ring_blocks][room_m][intermediate] e4m3
+  Region<float> act_scales;             // [act_ring_blocks][ceil(intermediate / 128)][room_m]
   Region<uint32_t> error_claim;         // [1] waiters that gave up; the first one writes the record
   Region<ErrorRecord> error_record;     // [1] published by the abort word
   uint64_t bytes = 0;                   ///< Total, a multiple of kAlignBytes.
@@ -147,13 +150,13 @@ constexpr void Workspace::for_each_region(const WorkspaceSpec& s, Visit&& visit)
   visit("expert_first_block", &W::expert_first_block, local + 1, 128, Reach::kLocal);
   visit("expert_num_rows", &W::expert_num_rows, local, 128, Reach::kLocal);
   visit("source_first_row", &W::source_first_row, ranks * local, 128, Reach::kLocal);
-  visit("row_meta", &W::row_meta, blocks * s.block_m, 128, Reach::kLocal);
-  visit("pool_codes", &W::pool_codes, uint64_t{s.token_ring_blocks} * s.block_m * hidden, kAlignBytes, Reach::kLocal);
-  visit("pool_scales", &W::pool_scales, uint64_t{s.token_ring_blocks} * s.hidden_groups() * s.block_m, 128,
+  visit("row_meta", &W::row_meta, blocks * s.room_m(), 128, Reach::kLocal);
+  visit("pool_codes", &W::pool_codes, uint64_t{s.token_ring_blocks} * s.room_m() * hidden, kAlignBytes, Reach::kLocal);
+  visit("pool_scales", &W::pool_scales, uint64_t{s.token_ring_blocks} * s.hidden_groups() * s.room_m(), 128,
         Reach::kLocal);
-  visit("act_codes", &W::act_codes, uint64_t{s.act_ring_blocks} * s.block_m * s.shape.intermediate, kAlignBytes,
+  visit("act_codes", &W::act_codes, uint64_t{s.act_ring_blocks} * s.room_m() * s.shape.intermediate, kAlignBytes,
         Reach::kLocal);
-  visit("act_scales", &W::act_scales, uint64_t{s.act_ring_blocks} * s.intermediate_groups() * s.block_m, 128,
+  visit("act_scales", &W::act_scales, uint64_t{s.act_ring_blocks} * s.intermediate_groups() * s.room_m(), 128,
         Reach::kLocal);
   visit("error_claim", &W::error_claim, uint64_t{1}, 128, Reach::kLocal);
   visit("error_record", &W::error_record, uint64_t{1}, 128, Reach::kPeersRead);
@@ -176,12 +179,12 @@ constexpr bool Workspace::fits(const WorkspaceSpec& s) {
   uint64_t rows = 0, combine = 0, pool = 0, acts = 0;
   const bool ok = core::checked_mul(uint64_t{s.num_ranks} * s.max_tokens, s.shape.top_k, rows) &&
                   core::checked_mul(uint64_t{s.max_tokens} * s.shape.top_k, uint64_t{2} * s.shape.hidden, combine) &&
-                  core::checked_mul(uint64_t{s.token_ring_blocks} * s.block_m, s.shape.hidden, pool) &&
-                  core::checked_mul(uint64_t{s.act_ring_blocks} * s.block_m, s.shape.intermediate, acts);
+                  core::checked_mul(uint64_t{s.token_ring_blocks} * s.room_m(), s.shape.hidden, pool) &&
+                  core::checked_mul(uint64_t{s.act_ring_blocks} * s.room_m(), s.shape.intermediate, acts);
   constexpr uint64_t kLimit = uint64_t{1} << 60;
   constexpr uint64_t kIndexLimit = uint64_t{1} << 32;
   return ok && combine < kLimit && pool < kLimit && acts < kLimit && rows < kIndexLimit &&
-         s.max_blocks() * s.block_m < kIndexLimit;
+         s.max_blocks() * s.room_m() < kIndexLimit;
 }
 
 static_assert(Workspace::plan({{7168, 2048, 256, 8}, 8, 4096, 128, 64, 64}).input_codes.offset % 1024 == 0);

@@ -318,7 +318,8 @@ Outcome stages(const sm90::KernelInstance* instance) {
   const auto in_scales = fetch(view.layout.input_scales);
   const reference::Layer layer = weights.layer();
   const reference::Input input = tokens[0].input();
-  const uint32_t h = shape.hidden, i = shape.intermediate, block_m = view.spec.block_m, groups = i / 128;
+  const uint32_t h = shape.hidden, i = shape.intermediate, room_m = view.spec.room_m(), groups = i / 128;
+  const protocol::BlockCut cut = view.spec.cut();
   uint64_t num_codes = 0, neighbours = 0, far = 0, wrong_inputs = 0;
   double worst_scale = 0, worst_row = 0, worst_far = 0;
   const auto order = [](uint8_t code) { return code & 0x80 ? -(code & 0x7f) : code & 0x7f; };
@@ -329,14 +330,15 @@ Outcome stages(const sm90::KernelInstance* instance) {
   }
   for (uint32_t expert = 0; expert < shape.num_experts; ++expert) {
     for (uint32_t n = 0; n < rows[expert]; ++n) {
-      const uint64_t row = uint64_t{first_block[expert]} * block_m + n;
+      const uint32_t block = cut.block_of(n, cut.num_blocks(rows[expert]));
+      const uint64_t row = uint64_t{first_block[expert] + block} * room_m + (n - block * cut.block_m);
       const uint32_t token = meta[row].token_slot / shape.top_k, slot = meta[row].token_slot % shape.top_k;
       const reference::QuantizedRow want =
           reference::intermediate_row(layer, expert, reference::input_row(layer, input, token), meta[row].weight);
       reference::QuantizedRow have;
       have.codes.assign(codes.begin() + row * i, codes.begin() + (row + 1) * i);
       for (uint32_t g = 0; g < groups; ++g) {
-        have.scales.push_back(scales[(row / block_m * groups + g) * block_m + row % block_m]);
+        have.scales.push_back(scales[(row / room_m * groups + g) * room_m + row % room_m]);
         worst_scale = std::max(worst_scale, std::fabs(have.scales[g] / want.scales[g] - 1.0));
       }
       for (uint32_t c = 0; c < i; ++c) {

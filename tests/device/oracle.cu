@@ -322,24 +322,25 @@ std::vector<Slot> slots_in_pool(const protocol::RankView& view, const std::vecto
   const auto first_block = fetch_region(view, view.layout.expert_first_block),
              rows = fetch_region(view, view.layout.expert_num_rows);
   const auto meta = fetch_region(view, view.layout.row_meta);
-  const uint32_t block_m = view.spec.block_m, groups = view.spec.intermediate_groups(), top_k = view.spec.shape.top_k;
+  const protocol::BlockCut cut = view.spec.cut();
+  const uint32_t room_m = cut.room_m(), groups = view.spec.intermediate_groups(), top_k = view.spec.shape.top_k;
   const uint32_t num_blocks = first_block[view.spec.local_experts()];
   std::vector<Slot> slots;
   for (uint32_t expert = 0; expert < view.spec.local_experts(); ++expert) {
     for (uint32_t n = 0; n < rows[expert]; ++n) {
-      const uint32_t block = first_block[expert] + n / block_m, row = n % block_m;
+      const uint32_t in_expert = cut.block_of(n, cut.num_blocks(rows[expert]));
+      const uint32_t block = first_block[expert] + in_expert, row = n - in_expert * cut.block_m;
       if (block + view.act_ring().num_slots < num_blocks) continue;  // another block lies there now
-      const protocol::RowMeta& note = meta[uint64_t{block} * block_m + row];
+      const protocol::RowMeta& note = meta[uint64_t{block} * room_m + row];
       const uint32_t token = note.token_slot / top_k, slot = note.token_slot % top_k;
       if (token >= num_tokens || !is_wanted[token]) continue;
       const uint64_t ring_slot = view.act_ring().slot(block);
-      slots.push_back(
-          {token, slot, expert, note.weight,
-           view.layout.act_codes.in(view.own()) + (ring_slot * block_m + row) * view.spec.shape.intermediate,
-           view.layout.act_scales.in(view.own()) + ring_slot * groups * block_m + row,
-           view.layout.combine_rows.in(view.own()) +
-               (uint64_t{slot} * view.spec.max_tokens + token) * view.spec.shape.hidden,
-           block_m});
+      slots.push_back({token, slot, expert, note.weight,
+                       view.layout.act_codes.in(view.own()) + (ring_slot * room_m + row) * view.spec.shape.intermediate,
+                       view.layout.act_scales.in(view.own()) + ring_slot * groups * room_m + row,
+                       view.layout.combine_rows.in(view.own()) +
+                           (uint64_t{slot} * view.spec.max_tokens + token) * view.spec.shape.hidden,
+                       room_m});
     }
   }
   return slots;

@@ -27,12 +27,14 @@ std::vector<uint32_t> rows_to_judge(const protocol::RankView& view, uint32_t num
   const auto num_rows = fetch_region(view, view.layout.expert_num_rows);
   const auto first_block = fetch_region(view, view.layout.expert_first_block);
   const auto meta = fetch_region(view, view.layout.row_meta);
+  const protocol::BlockCut cut = view.spec.cut();
   std::vector<uint32_t> edges;
   for (uint32_t expert = 0; expert < view.spec.local_experts(); ++expert)
     for (uint32_t n = 0; n < num_rows[expert]; ++n) {
-      const uint32_t row = n % view.spec.block_m;
-      if (row != 0 && row != 63 && row != 64 && row != 127 && n + 1 != num_rows[expert]) continue;
-      edges.push_back(meta[uint64_t{first_block[expert]} * view.spec.block_m + n].token_slot / view.spec.shape.top_k);
+      const uint32_t block = cut.block_of(n, cut.num_blocks(num_rows[expert])), row = n - block * cut.block_m;
+      if (row % 64 != 0 && row % 64 != 63 && n + 1 != num_rows[expert]) continue;
+      edges.push_back(meta[uint64_t{first_block[expert] + block} * cut.room_m() + row].token_slot /
+                      view.spec.shape.top_k);
     }
   const size_t step = std::max<size_t>(1, edges.size() / count);
   for (size_t i = 0; i < edges.size(); i += step) rows.insert(edges[i]);

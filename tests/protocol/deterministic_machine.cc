@@ -158,7 +158,7 @@ uint64_t MachineCore::awaited(Signal signal) const {
 
 void MachineCore::check_bound(Signal signal, uint64_t value) {
   uint64_t bound = std::numeric_limits<uint64_t>::max();
-  if (signal == Signal::kTokensFull) bound = view_->spec.block_m;
+  if (signal == Signal::kTokensFull) bound = view_->spec.room_m();
   if (signal == Signal::kActsFull) bound = view_->schedule.num_l1_tiles;
   if (signal == Signal::kActsEmpty) bound = view_->schedule.num_l2_tiles;
   if (signal == Signal::kExpertBlocksDone) bound = view_->spec.max_blocks();

@@ -62,8 +62,8 @@ void ModelArithmetic::fill(MachineCore& m, const protocol::Call& call, uint32_t 
 void ModelArithmetic::l1_tile(MachineCore& m, const protocol::Call& call, const protocol::Tile& tile,
                               uint32_t num_rows) {
   if (!tiles_.insert({0, tile.block, tile.n}).second) fail("an L1 tile ran twice");
-  const uint64_t first = uint64_t{view_.token_ring().slot(tile.block)} * config_.block_m;
-  const uint64_t act_first = uint64_t{view_.act_ring().slot(tile.block)} * config_.block_m;
+  const uint64_t first = uint64_t{view_.token_ring().slot(tile.block)} * view_.spec.room_m();
+  const uint64_t act_first = uint64_t{view_.act_ring().slot(tile.block)} * view_.spec.room_m();
   for (uint32_t row = 0; row < num_rows; ++row) {
     scheduler_.step();
     const protocol::RowMeta meta = meta_of(tile, row);
@@ -79,7 +79,7 @@ void ModelArithmetic::l1_tile(MachineCore& m, const protocol::Call& call, const 
 
 void ModelArithmetic::l2_tile(MachineCore& m, const protocol::Call&, const protocol::Tile& tile, uint32_t num_rows) {
   if (!tiles_.insert({1, tile.block, tile.n}).second) fail("an L2 tile ran twice");
-  const uint64_t act_first = uint64_t{view_.act_ring().slot(tile.block)} * config_.block_m;
+  const uint64_t act_first = uint64_t{view_.act_ring().slot(tile.block)} * view_.spec.room_m();
   for (uint32_t row = 0; row < num_rows; ++row) {
     scheduler_.step();
     const protocol::RowMeta meta = meta_of(tile, row);
@@ -142,7 +142,7 @@ void ModelArithmetic::check_call(const protocol::Call& call, const protocol::Ran
 }
 
 protocol::RowMeta ModelArithmetic::meta_of(const protocol::Tile& tile, uint32_t row) const {
-  return view_.layout.row_meta.in(view_.own())[uint64_t{tile.block} * config_.block_m + row];
+  return view_.layout.row_meta.in(view_.own())[uint64_t{tile.block} * view_.spec.room_m() + row];
 }
 
 void* ModelArithmetic::combine_cell(uint32_t rank, uint32_t token_slot, uint32_t n) const {
@@ -161,6 +161,7 @@ Model::Model(const ModelConfig& config, MakeRank make_rank) : config_(config) {
   view.spec.num_ranks = config.num_ranks;
   view.spec.max_tokens = config.max_tokens;
   view.spec.block_m = config.block_m;
+  view.spec.extra_m = config.extra_m;
   view.spec.token_ring_blocks = config.token_ring_blocks;
   view.spec.act_ring_blocks = config.act_ring_blocks;
   view.schedule = {config.num_l1_tiles, config.num_l2_tiles, config.unit_blocks, 1, config.act_ring_blocks};

@@ -30,6 +30,7 @@ struct ModelConfig {
   uint32_t top_k = 1;
   uint32_t max_tokens = 3;
   uint32_t block_m = 1;
+  uint32_t extra_m = 0;
   uint32_t token_ring_blocks = 1;
   uint32_t act_ring_blocks = 1;
   uint32_t unit_blocks = 1;

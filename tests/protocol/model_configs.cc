@@ -41,6 +41,11 @@ std::vector<ModelConfig> make_configs() {
   columns.num_l1_tiles = columns.num_l2_tiles = 2;
   columns.calls = {{pattern(2, 2, 2, 0), pattern(3, 2, 2, 1)}, {pattern(3, 2, 2, 1), pattern(2, 2, 2, 1)}};
 
+  ModelConfig extra = columns;
+  extra.name = "an expert's last block holds a further row";
+  extra.extra_m = 1;
+  extra.calls = {{pattern(3, 2, 2, 0), pattern(3, 2, 2, 1)}, {pattern(2, 2, 2, 1), pattern(3, 2, 2, 1)}};
+
   ModelConfig workers = narrow;
   workers.name = "two workers, two column tiles";
   workers.num_workers = 2;
@@ -71,7 +76,7 @@ std::vector<ModelConfig> make_configs() {
                    {pattern(2, 1, 3, 1), pattern(2, 1, 3, 0), pattern(2, 1, 3, 1)},
                    {pattern(3, 1, 3, 0), {}, pattern(2, 1, 3, 1)},
                    {pattern(3, 1, 3, 2), {}, {}}};
-  return {smallest, narrow, columns, workers, refusal, wide, absent, leaving};
+  return {smallest, narrow, columns, extra, workers, refusal, wide, absent, leaving};
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace {
 constexpr uint32_t kMinBlockRows = 8;
 constexpr uint32_t kDefaultMaxBlockRows = 128;
 constexpr uint32_t kMaxBlockRows = 256;  // of one GEMM call
+constexpr uint32_t kExtraRowsPart = 8;   // of a block: so many further rows in an expert's last one
 constexpr uint32_t kDefaultUnitBlocks = 4;
 constexpr uint32_t kDefaultLagUnits = 1;
 constexpr uint32_t kDefaultRingBlocks = 64;
@@ -63,6 +64,7 @@ Result<backends::BackendPlan> plan_cpu(const LayerConfig& config, uint32_t num_r
   w.block_m = config.block_rows != 0 ? config.block_rows : choose_block_rows(config, num_ranks);
   if (w.block_m < kMinBlockRows || w.block_m > kMaxBlockRows)
     return out_of_range("block_rows", kMinBlockRows, kMaxBlockRows, w.block_m);
+  w.extra_m = w.block_m / kExtraRowsPart;
   protocol::ScheduleSpec& s = plan.schedule;
   s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;
   s.lag_units = config.lag_units != 0 ? config.lag_units : kDefaultLagUnits;
@@ -87,9 +89,10 @@ Result<backends::BackendPlan> plan_cpu(const LayerConfig& config, uint32_t num_r
             num_ranks, w.max_tokens, w.shape.top_k)};
   LayerPlan& report = plan.report;
   report.backend = "cpu";
-  report.kernel =
-      fmt::format("block {} rows x 128 columns x 128 deep, E4M3 x E4M3 -> FP32, promoted per 128, SIMD level {}",
-                  w.block_m, simd_level());
+  report.kernel = fmt::format(
+      "block {} rows (an expert's last one {}) x 128 columns x 128 deep, E4M3 x E4M3 -> FP32, promoted per 128, "
+      "SIMD level {}",
+      w.block_m, w.room_m(), simd_level());
   const uint32_t workers = threads_of_rank(config, num_ranks);
   report.roles = {{"dispatch (route, pull, combine)", 1, 0}, {"math (quantise, both GEMMs, combine)", workers, 0}};
   backends::describe_schedule(plan);

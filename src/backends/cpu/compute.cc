@@ -25,13 +25,13 @@ void run_gemm(GemmBlock gemm, const WeightRows& rows, uint32_t num_columns) {
 }  // namespace
 
 Compute::Compute(const protocol::RankView& view) : view_(&view) {
-  const uint32_t block_m = view.spec.block_m;
-  const size_t scratch_bytes = core::align_up(gemm_scratch_bytes(block_m), kScratchAlignment);
+  const uint32_t room_m = view.spec.room_m();
+  const size_t scratch_bytes = core::align_up(gemm_scratch_bytes(room_m), kScratchAlignment);
   scratch_.reset(std::aligned_alloc(kScratchAlignment, scratch_bytes));
-  gate_.resize(size_t{block_m} * kScaleGroup);
-  up_.resize(size_t{block_m} * kScaleGroup);
-  row_weights_.resize(block_m);
-  rows_.resize(size_t{block_m} * kScaleGroup);
+  gate_.resize(size_t{room_m} * kScaleGroup);
+  up_.resize(size_t{room_m} * kScaleGroup);
+  row_weights_.resize(room_m);
+  rows_.resize(size_t{room_m} * kScaleGroup);
 }
 
 void Compute::fill_input(const CallInputs& inputs, uint32_t first_token, uint32_t num_tokens) {
@@ -61,11 +61,11 @@ void Compute::token_gemm(const WeightTable& weights, const protocol::Tile& tile,
   const uint32_t first_row = tile.n * kScaleGroup;
   const uint32_t columns = core::scale_group_columns(spec.shape.intermediate, tile.n);
   GemmBlock gemm;
-  gemm.a_codes = view_->layout.pool_codes.in(view_->own()) + ring_slot * spec.block_m * spec.shape.hidden;
+  gemm.a_codes = view_->layout.pool_codes.in(view_->own()) + ring_slot * spec.room_m() * spec.shape.hidden;
   gemm.a_row_stride = spec.shape.hidden;
-  gemm.a_scales = view_->layout.pool_scales.in(view_->own()) + ring_slot * spec.hidden_groups() * spec.block_m;
+  gemm.a_scales = view_->layout.pool_scales.in(view_->own()) + ring_slot * spec.hidden_groups() * spec.room_m();
   gemm.a_scale_row_stride = 1;
-  gemm.a_scale_group_stride = spec.block_m;
+  gemm.a_scale_group_stride = spec.room_m();
   gemm.b_scales = weights.w13_scales(tile.local_expert, half, first_row);
   gemm.num_rows = num_rows;
   gemm.k = spec.shape.hidden;
@@ -79,7 +79,7 @@ void Compute::l1_tile(const CallInputs& inputs, const protocol::Tile& tile, uint
   const auto& spec = view_->spec;
   token_gemm(*inputs.weights, tile, num_rows, core::W13Half::kGate, gate_.data());
   token_gemm(*inputs.weights, tile, num_rows, core::W13Half::kUp, up_.data());
-  const protocol::RowMeta* meta = view_->layout.row_meta.in(view_->own()) + uint64_t{tile.block} * spec.block_m;
+  const protocol::RowMeta* meta = view_->layout.row_meta.in(view_->own()) + uint64_t{tile.block} * spec.room_m();
   for (uint32_t row = 0; row < num_rows; ++row) row_weights_[row] = meta[row].weight;
   const uint64_t ring_slot = view_->act_ring().slot(tile.block);
   SwigluBlock swiglu;
@@ -91,11 +91,11 @@ void Compute::l1_tile(const CallInputs& inputs, const protocol::Tile& tile, uint
   swiglu.clamp = inputs.clamp;
   swiglu.num_rows = num_rows;
   swiglu.width = core::scale_group_columns(spec.shape.intermediate, tile.n);
-  swiglu.codes = view_->layout.act_codes.in(view_->own()) + ring_slot * spec.block_m * spec.shape.intermediate +
+  swiglu.codes = view_->layout.act_codes.in(view_->own()) + ring_slot * spec.room_m() * spec.shape.intermediate +
                  uint64_t{tile.n} * kScaleGroup;
   swiglu.codes_row_stride = spec.shape.intermediate;
   swiglu.scales =
-      view_->layout.act_scales.in(view_->own()) + (ring_slot * spec.intermediate_groups() + tile.n) * spec.block_m;
+      view_->layout.act_scales.in(view_->own()) + (ring_slot * spec.intermediate_groups() + tile.n) * spec.room_m();
   swiglu_quantize_rows(swiglu);
 }
 
@@ -104,11 +104,11 @@ void Compute::l2_tile(const CallInputs& inputs, const protocol::Tile& tile, uint
   const uint64_t ring_slot = view_->act_ring().slot(tile.block);
   const uint32_t first_column = tile.n * kScaleGroup;
   GemmBlock gemm;
-  gemm.a_codes = view_->layout.act_codes.in(view_->own()) + ring_slot * spec.block_m * spec.shape.intermediate;
+  gemm.a_codes = view_->layout.act_codes.in(view_->own()) + ring_slot * spec.room_m() * spec.shape.intermediate;
   gemm.a_row_stride = spec.shape.intermediate;
-  gemm.a_scales = view_->layout.act_scales.in(view_->own()) + ring_slot * spec.intermediate_groups() * spec.block_m;
+  gemm.a_scales = view_->layout.act_scales.in(view_->own()) + ring_slot * spec.intermediate_groups() * spec.room_m();
   gemm.a_scale_row_stride = 1;
-  gemm.a_scale_group_stride = spec.block_m;
+  gemm.a_scale_group_stride = spec.room_m();
   gemm.b_scales = inputs.weights->w2_scales(tile.local_expert, first_column);
   gemm.num_rows = num_rows;
   gemm.k = spec.shape.intermediate;
@@ -117,7 +117,7 @@ void Compute::l2_tile(const CallInputs& inputs, const protocol::Tile& tile, uint
   gemm.scratch = scratch_.get();
   run_gemm(gemm, inputs.weights->w2_rows(tile.local_expert, first_column), kScaleGroup);
   float_rows_to_bf16(gate_.data(), kScaleGroup, num_rows, kScaleGroup, rows_.data(), kScaleGroup);
-  const protocol::RowMeta* meta = view_->layout.row_meta.in(view_->own()) + uint64_t{tile.block} * spec.block_m;
+  const protocol::RowMeta* meta = view_->layout.row_meta.in(view_->own()) + uint64_t{tile.block} * spec.room_m();
   for (uint32_t row = 0; row < num_rows; ++row) {
     const uint64_t token = meta[row].token_slot / spec.shape.top_k, slot = meta[row].token_slot % spec.shape.top_k;
     uint16_t* to = view_->layout.combine_rows.in(view_->base(meta[row].source_rank)) +

@@ -45,10 +45,10 @@ class Compute {
 
   const protocol::RankView* view_;
   std::unique_ptr<void, AlignedFree> scratch_;
-  std::vector<float> gate_;         // [block_m][128]
-  std::vector<float> up_;           // [block_m][128]
-  std::vector<float> row_weights_;  // [block_m]
-  std::vector<uint16_t> rows_;      // [block_m][128] bf16
+  std::vector<float> gate_;         // [room_m][128]
+  std::vector<float> up_;           // [room_m][128]
+  std::vector<float> row_weights_;  // [room_m]
+  std::vector<uint16_t> rows_;      // [room_m][128] bf16
 };
 
 }  // namespace megamoe::cpu

@@ -160,6 +160,7 @@ Result<backends::BackendPlan> plan_sm90(const LayerConfig& config, uint32_t num_
   protocol::WorkspaceSpec& w = plan.workspace;
   backends::set_shape(config, num_ranks, w);
   w.block_m = chosen.spec.block_m;
+  w.extra_m = chosen.spec.extra_m;
   protocol::ScheduleSpec& s = plan.schedule;
   s.unit_blocks = config.unit_blocks != 0 ? config.unit_blocks : kDefaultUnitBlocks;
   s.lag_units = config.lag_units != 0       ? config.lag_units

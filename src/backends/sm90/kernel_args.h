@@ -64,8 +64,10 @@ struct TensorMaps {
   CUtensorMap shared_w2;
   CUtensorMap pool;        // (k, ring row) -> block_m rows
   CUtensorMap pool_half;   // the same, 64 rows: for blocks with few
+  CUtensorMap pool_extra;  // the same, extra_m rows; unused where that is 0
   CUtensorMap acts;        // (k, ring row) -> block_m rows
   CUtensorMap acts_half;   // 64 rows
+  CUtensorMap acts_extra;  // extra_m rows
   CUtensorMap acts_store;  // (column, ring row) <- 16 rows
 };
 

@@ -83,7 +83,7 @@ struct Context {
   }
   __device__ __forceinline__ protocol::PoolPlan pool_plan() const {
     return {own(layout().expert_first_block), own(layout().expert_num_rows), own(layout().source_first_row),
-            args.view.spec.local_experts(), args.view.spec.block_m};
+            args.view.spec.local_experts(), args.view.spec.cut()};
   }
 };
 

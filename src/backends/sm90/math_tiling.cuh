@@ -51,33 +51,22 @@ struct MathPlace {
   __device__ __forceinline__ uint32_t staging_warp() const { return split ? warp : math_warp; }
 };
 
-/// Whether all math warpgroups share the rows of this tile.
-template <class Spec>
-__device__ __forceinline__ bool is_split(uint32_t num_rows) {
-  return MathTiling<Spec>::kSplitsHalfTiles && num_rows <= protocol::KernelSpec::kWarpgroupRows;
-}
-
-/// What is known of a row of the tile.
-struct RowNote {
-  uint32_t source;
-  uint32_t token_slot;
-  float weight;
-
-  /// Starts bringing the metadata of the warp's 16 rows into shared memory. Ordered after the rows' arrival, which the
-  /// load role acquired before it filled the stage.
+/// Router weights of a math warp's 16 rows.
+struct RowWeights {
+  /// Starts bringing them into shared memory. Ordered after the rows' arrival, which the load role acquired before it
+  /// filled the stage.
   template <class Spec>
   __device__ static __forceinline__ void prefetch(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t block) {
     const uint32_t lane = c.lane();
     if (lane >= 16) return;
     const protocol::RowMeta* meta =
-        c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.block_m + place.first_row() + lane;
-    ptx::copy_16(ptx::shared_address(&c.shared.row_meta[place.math_warp][lane]), meta);
+        c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.room_m() + place.first_row() + lane;
+    ptx::copy_4(ptx::shared_address(&c.shared.row_weights[place.math_warp][lane]), &meta->weight);
   }
   /// After prefetch and await, by the same warp.
   template <class Spec>
-  __device__ static __forceinline__ RowNote read(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t row) {
-    const uint4 raw = c.shared.row_meta[place.math_warp][row];
-    return {raw.x & 0xffff, raw.y, __uint_as_float(raw.z)};
+  __device__ static __forceinline__ float read(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t row) {
+    return c.shared.row_weights[place.math_warp][row];
   }
   __device__ static __forceinline__ void await() {
     ptx::wait_copies();

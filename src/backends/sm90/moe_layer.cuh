@@ -71,6 +71,10 @@ __device__ __forceinline__ void set_up(const KernelArgs& args, SharedStorage<Spe
     for (const CUtensorMap* map : {&args.maps.w13, &args.maps.w2, &args.maps.pool, &args.maps.pool_half,
                                    &args.maps.acts, &args.maps.acts_half, &args.maps.acts_store})
       ptx::prefetch_map(*map);
+    if constexpr (Spec::kSpec.extra_m != 0) {
+      ptx::prefetch_map(args.maps.pool_extra);
+      ptx::prefetch_map(args.maps.acts_extra);
+    }
   }
   __syncthreads();
 }

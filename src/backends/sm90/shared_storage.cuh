@@ -24,6 +24,7 @@ struct PullCells {
   uint32_t list_first[32];     ///< In the source's slot list.
   uint32_t row_in_expert[32];  ///< Of the cell's first row.
   uint32_t expert_block[32];   ///< First pool block of the expert.
+  uint32_t expert_blocks[32];  ///< Blocks of the expert.
 };
 
 /// Where the piece of a row in a pull buffer goes.
@@ -69,20 +70,26 @@ struct SharedStorage {
   /// First-GEMM rows lie in the same bytes, 128 a row, from the next multiple of 1,024.
   static constexpr uint32_t kStagingBytes = kStoreRows * kStorePitch;
   static_assert(kStagingBytes >= 1024 + kStoreRows * 128 || kSpec.warpgroups_n() > 1);
+  /// Of a first-GEMM tile's further rows, in the first warp's part of staging behind that warp's own: codes, then what
+  /// the warps tell each other of largest magnitudes.
+  static constexpr uint32_t kExtraSlab = kStoreRows * 128, kExtraAmax = 2 * kExtraSlab;
+  static_assert(kSpec.extra_m == 0 || kStagingBytes >= 1024 + kExtraAmax + 2 * kMathWarps * kSpec.extra_m * 4);
 
   /// Operands of one k-block: rows of 128 bytes with 128-byte swizzle.
   struct Stage {
-    uint8_t tokens[kSpec.block_m * 128];
+    uint8_t tokens[kSpec.room_m() * 128];
     uint8_t weights[kSpec.tile_n * 128];
   };
 
   alignas(1024) Stage stages[kStages];
   alignas(128) uint8_t staging[kMathWarps][kStagingBytes];
   alignas(128) uint8_t pull[kPullWarps][kSpec.num_pull_buffers][kSpec.pull_buffer_bytes];
-  alignas(128) float token_scales[kStages][kSpec.block_m];
-  alignas(16) float staged_scales[kSpec.block_m];  ///< Of the first-GEMM rows in staging.
-  uint4 row_meta[kMathWarps][kStoreRows];          ///< protocol::RowMeta of each math warp's rows.
-  float2 weight_scales[kStages];
+  alignas(128) float token_scales[kStages][kSpec.room_m()];
+  alignas(16) float staged_scales[kSpec.room_m()];  ///< Of the first-GEMM rows in staging.
+  float row_weights[kMathWarps][kStoreRows];        ///< Router weights of each math warp's rows.
+  /// Of the even and odd groups of 8 columns, in the tile's first and second 128 columns: gate and up twice, or one
+  /// scale each.
+  float4 weight_scales[kStages];
   TileNote notes[kSpec.num_tile_slots];
   uint32_t gathered_tokens[kSpec.gathers_rows ? kSpec.block_m : 1];  ///< The tokens of the tile's rows.
   /// Row maxima of warpgroups that share rows, or of warps where operands are swapped; two buffers.

@@ -7,18 +7,21 @@ namespace megamoe::sm90 {
 
 /// The default: 128x256 tiles, each math warpgroup 64 rows as two waves of 128 columns, so that exact promotion keeps
 /// 64 partial and 128 final sums in 208 registers, and a first-GEMM tile covers whole scale groups. Three stages leave
-/// room for whole-tile staging, which measured equal to four stages with half of it.
+/// room for whole-tile staging, which measured equal to four stages with half of it. An expert's last tile takes up to
+/// 16 further rows while its weights lie in shared memory: a nearly empty block of their own would cost 0.8 of a full
+/// one.
 struct M128 {
   static constexpr bool kTrace = false;
   static constexpr bool kChaos = false;
   static constexpr protocol::KernelSpec kSpec{.name = "m128",
                                               .plan = protocol::kPlan384,
                                               .block_m = 128,
+                                              .extra_m = protocol::KernelSpec::kExtraRows,
                                               .tile_n = 256,
                                               .tile_k = 128,
                                               .num_stages = 3,
                                               .num_tile_slots = 4,
-                                              .pull_buffer_bytes = 2560};
+                                              .pull_buffer_bytes = 1536};
 };
 
 /// Small batches: 64x256 tiles, the math warpgroups side by side along the columns. Its stage is smaller by half of the

@@ -49,8 +49,8 @@ constexpr CUtensorMapL2promotion kWeightPromotion = CU_TENSOR_MAP_L2_PROMOTION_L
 Status make_workspace_maps(const protocol::RankView& view, const protocol::KernelSpec& spec, TensorMaps& maps) {
   const protocol::WorkspaceSpec& w = view.spec;
   const cuuint64_t hidden = w.shape.hidden, intermediate = w.shape.intermediate;
-  const cuuint64_t pool_rows = uint64_t{w.token_ring_blocks} * w.block_m;
-  const cuuint64_t act_rows = uint64_t{w.act_ring_blocks} * w.block_m;
+  const cuuint64_t pool_rows = uint64_t{w.token_ring_blocks} * w.room_m();
+  const cuuint64_t act_rows = uint64_t{w.act_ring_blocks} * w.room_m();
   void* pool = view.layout.pool_codes.in(view.own());
   void* acts = view.layout.act_codes.in(view.own());
   constexpr cuuint32_t kHalf = protocol::KernelSpec::kWarpgroupRows, kStoreRows = 16;
@@ -63,6 +63,12 @@ Status make_workspace_maps(const protocol::RankView& view, const protocol::Kerne
       encode<2>("the activations", {acts, {intermediate, act_rows}, {intermediate}, {kBoxK, spec.block_m}}, maps.acts));
   MEGAMOE_RETURN_IF_ERROR(
       encode<2>("the activations", {acts, {intermediate, act_rows}, {intermediate}, {kBoxK, kHalf}}, maps.acts_half));
+  if (spec.extra_m != 0) {
+    MEGAMOE_RETURN_IF_ERROR(
+        encode<2>("the token pool", {pool, {hidden, pool_rows}, {hidden}, {kBoxK, spec.extra_m}}, maps.pool_extra));
+    MEGAMOE_RETURN_IF_ERROR(encode<2>(
+        "the activations", {acts, {intermediate, act_rows}, {intermediate}, {kBoxK, spec.extra_m}}, maps.acts_extra));
+  }
   return encode<2>("the stored activations",
                    {acts, {intermediate, act_rows}, {intermediate}, {store_columns, kStoreRows}, store_columns == 128},
                    maps.acts_store);

@@ -117,7 +117,7 @@ template <Machine M>
 MEGAMOE_HD void publish_plan(M& m, const RankView& view, const Call& call) {
   const Banks own(view, call.bank());
   void* base = view.own();
-  make_pool_plan(own.slot_ranges, view.rank, view.spec.num_ranks, view.spec.local_experts(), view.spec.block_m,
+  make_pool_plan(own.slot_ranges, view.rank, view.spec.num_ranks, view.spec.local_experts(), view.spec.cut(),
                  {view.layout.expert_first_block.in(base), view.layout.expert_num_rows.in(base),
                   view.layout.source_first_row.in(base)});
   view.layout.bank_blocks.in(base)[call.bank()] = view.pool_plan().num_blocks();
@@ -127,18 +127,18 @@ MEGAMOE_HD void publish_plan(M& m, const RankView& view, const Call& call) {
 /// Copies one row, its scales and its metadata from the source into the pool.
 template <Machine M>
 MEGAMOE_HD void pull_row(M& m, const RankView& view, uint32_t source, const SourceCursor& at) {
-  const uint32_t hidden = view.spec.shape.hidden, groups = view.spec.hidden_groups(), block_m = view.spec.block_m;
+  const uint32_t hidden = view.spec.shape.hidden, groups = view.spec.hidden_groups(), room_m = view.spec.room_m();
   void* own = view.own();
   void* from = view.base(source);
   const SlotEntry entry = view.layout.slot_list.in(from)[at.list_index()];
   const uint64_t token = entry.token_slot / view.spec.shape.top_k;
   const uint64_t ring_slot = view.token_ring().slot(at.block());
-  const uint64_t ring_row = ring_slot * block_m + at.row_in_block();
+  const uint64_t ring_row = ring_slot * room_m + at.row_in_block();
   m.copy(view.layout.pool_codes.in(own) + ring_row * hidden, view.layout.input_codes.in(from) + token * hidden, hidden);
   const float* scales = view.layout.input_scales.in(from) + token * groups;
-  float* to = view.layout.pool_scales.in(own) + ring_slot * groups * block_m + at.row_in_block();
-  for (uint32_t group = 0; group < groups; ++group) to[uint64_t{group} * block_m] = scales[group];
-  view.layout.row_meta.in(own)[uint64_t{at.block()} * block_m + at.row_in_block()] = {
+  float* to = view.layout.pool_scales.in(own) + ring_slot * groups * room_m + at.row_in_block();
+  for (uint32_t group = 0; group < groups; ++group) to[uint64_t{group} * room_m] = scales[group];
+  view.layout.row_meta.in(own)[uint64_t{at.block()} * room_m + at.row_in_block()] = {
       static_cast<uint16_t>(source), static_cast<uint16_t>(source), entry.token_slot, entry.weight};
 }
 

@@ -14,14 +14,14 @@ namespace {
 
 /// A plan over given row counts per expert, with storage.
 struct PlannedRows {
-  explicit PlannedRows(const std::vector<uint32_t>& rows, uint32_t block_m)
+  explicit PlannedRows(const std::vector<uint32_t>& rows, const BlockCut& cut)
       : first_block(rows.size() + 1), num_rows(rows.size()), source_first_row(rows.size()) {
     std::vector<SlotRange> ranges;
     ranges.reserve(rows.size());
     for (const uint32_t n : rows) ranges.push_back({n, 0});
     const auto local = static_cast<uint32_t>(rows.size());
-    make_pool_plan(ranges.data(), 0, 1, local, block_m, {first_block.data(), num_rows.data(), source_first_row.data()});
-    plan = {first_block.data(), num_rows.data(), source_first_row.data(), local, block_m};
+    make_pool_plan(ranges.data(), 0, 1, local, cut, {first_block.data(), num_rows.data(), source_first_row.data()});
+    plan = {first_block.data(), num_rows.data(), source_first_row.data(), local, cut};
   }
 
   std::vector<uint32_t> first_block, num_rows, source_first_row;
@@ -30,13 +30,13 @@ struct PlannedRows {
 
 struct Case {
   std::vector<uint32_t> rows;
-  uint32_t block_m;
+  BlockCut cut;
   ScheduleSpec spec;
 };
 
 /// Walks the whole schedule and checks every promise; returns how many tiles there were.
 uint64_t check_schedule(const Case& c) {
-  const PlannedRows planned(c.rows, c.block_m);
+  const PlannedRows planned(c.rows, c.cut);
   const PoolPlan& plan = planned.plan;
   BlockSchedule schedule(c.spec, plan);
   std::set<std::tuple<int, uint32_t, uint32_t>> seen;
@@ -68,25 +68,25 @@ uint64_t check_schedule(const Case& c) {
 }
 
 TEST(Schedule, NoRowsNoTiles) {
-  EXPECT_EQ(check_schedule({{0, 0, 0}, 8, {2, 3, 4, 1, 8}}), 0u);
-  EXPECT_EQ(check_schedule({{}, 8, {2, 3, 4, 1, 8}}), 0u);
+  EXPECT_EQ(check_schedule({{0, 0, 0}, {8, 0}, {2, 3, 4, 1, 8}}), 0u);
+  EXPECT_EQ(check_schedule({{}, {8, 0}, {2, 3, 4, 1, 8}}), 0u);
 }
 
-TEST(Schedule, OneRow) { EXPECT_EQ(check_schedule({{0, 1, 0}, 8, {2, 3, 4, 1, 4}}), 5u); }
+TEST(Schedule, OneRow) { EXPECT_EQ(check_schedule({{0, 1, 0}, {8, 0}, {2, 3, 4, 1, 4}}), 5u); }
 
 TEST(Schedule, AllRowsOnOneExpertWithTheSmallestRing) {
-  check_schedule({{0, 1000, 0}, 8, {3, 5, 1, 0, 1}});
-  check_schedule({{0, 1000, 0}, 8, {3, 5, 4, 7, 4}});
-  check_schedule({{0, 1000, 0}, 8, {3, 5, 4, 7, 5}});
+  check_schedule({{0, 1000, 0}, {8, 0}, {3, 5, 1, 0, 1}});
+  check_schedule({{0, 1000, 0}, {8, 0}, {3, 5, 4, 7, 4}});
+  check_schedule({{0, 1000, 0}, {8, 0}, {3, 5, 4, 7, 5}});
 }
 
-TEST(Schedule, LagBeyondTheEnd) { check_schedule({{3, 9, 27}, 8, {2, 2, 2, 1000, 1000}}); }
+TEST(Schedule, LagBeyondTheEnd) { check_schedule({{3, 9, 27}, {8, 0}, {2, 2, 2, 1000, 1000}}); }
 
 TEST(Schedule, RealSkewedCounts) {
   const std::vector<uint32_t> rows = {4001, 1425, 0, 0, 0, 0, 0, 571, 503, 0, 26, 12, 1232, 0, 0, 224};
   for (const uint32_t unit : {1u, 3u, 8u})
     for (const uint32_t lag : {0u, 1u, 5u})
-      for (const uint32_t ring : {unit, unit + 1, 4 * unit}) check_schedule({rows, 64, {2, 4, unit, lag, ring}});
+      for (const uint32_t ring : {unit, unit + 1, 4 * unit}) check_schedule({rows, {64, 8}, {2, 4, unit, lag, ring}});
 }
 
 TEST(Schedule, RandomCounts) {
@@ -99,7 +99,7 @@ TEST(Schedule, RandomCounts) {
     const uint32_t experts = pick(1, 12);
     for (uint32_t e = 0; e < experts; ++e)
       c.rows.push_back(pick(0, 3) == 0 ? 0 : pick(0, 1) == 0 ? pick(1, 9) : pick(1, 200));
-    c.block_m = pick(1, 33);
+    c.cut = {pick(1, 33), pick(0, 12)};
     c.spec.num_l1_tiles = pick(1, 5);
     c.spec.num_l2_tiles = pick(1, 5);
     c.spec.unit_blocks = pick(1, 6);
@@ -111,7 +111,7 @@ TEST(Schedule, RandomCounts) {
 }
 
 TEST(Schedule, SkippingTilesGivesTheSameTiles) {
-  const PlannedRows planned({40, 0, 17, 3}, 8);
+  const PlannedRows planned({40, 0, 17, 3}, {8, 0});
   const ScheduleSpec spec{3, 2, 2, 1, 6};
   BlockSchedule every(spec, planned.plan);
   std::vector<Tile> all;
@@ -129,7 +129,7 @@ TEST(Schedule, SkippingTilesGivesTheSameTiles) {
 }
 
 TEST(Schedule, UnitsShareAWeightTile) {
-  const PlannedRows planned({32}, 8);  // four blocks, one unit
+  const PlannedRows planned({32}, {8, 0});  // four blocks, one unit
   BlockSchedule schedule({2, 2, 4, 0, 4}, planned.plan);
   Tile tile;
   for (uint32_t i = 0; i < 8; ++i) {

@@ -25,7 +25,9 @@ __device__ __forceinline__ uint32_t operand_low(uint32_t shared_address) {
 }
 __device__ __forceinline__ uint64_t operand(uint32_t low) { return 0x4000004000000000ull | low; }
 
-/// d (+)= a * b over K = 32: 64 rows of a, kN rows of b. kAdd false overwrites d.
+/// d (+)= a * b over K = 32: 64 rows of a, kN rows of b. That `multiply` does not read d shows in its constraints:
+/// registers that seem to be read before they are written are kept free everywhere. `multiply_over` is for a d that has
+/// been used: it gets the same registers, so nothing of what was done with d is put off until after the multiply.
 template <int kN>
 struct Wgmma;
 """
@@ -33,14 +35,29 @@ struct Wgmma;
 BODY = """
 template <>
 struct Wgmma<{n}> {{
-  template <bool kAdd>
-  static __device__ __forceinline__ void run(float (&d)[{count}], uint64_t a, uint64_t b) {{
+  static __device__ __forceinline__ void multiply(float (&d)[{count}], uint64_t a, uint64_t b) {{
     asm volatile(
-        "{{.reg .pred p; setp.ne.b32 p, %{flag}, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{"
+        "{{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{"
 {places}
         "}}, %{a}, %{b}, p, 1, 1;}}"
-        : {outs}
-        : "l"(a), "l"(b), "n"(kAdd));
+        : {writes}
+        : "l"(a), "l"(b));
+  }}
+  static __device__ __forceinline__ void multiply_over(float (&d)[{count}], uint64_t a, uint64_t b) {{
+    asm volatile(
+        "{{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{"
+{places}
+        "}}, %{a}, %{b}, p, 1, 1;}}"
+        : {adds}
+        : "l"(a), "l"(b));
+  }}
+  static __device__ __forceinline__ void multiply_add(float (&d)[{count}], uint64_t a, uint64_t b) {{
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {{"
+{places}
+        "}}, %{a}, %{b}, 1, 1, 1;"
+        : {adds}
+        : "l"(a), "l"(b));
   }}
 }};
 """
@@ -52,10 +69,15 @@ def main():
         count = n // 2
         places = [", ".join(f"%{i}" for i in range(j, min(j + 16, count))) for j in range(0, count, 16)]
         places = ",\n".join(f'        "{p}' for p in places).replace(",\n", ', "\n') + '"'
-        outs = ",\n          ".join(
-            ", ".join(f'"+f"(d[{i}])' for i in range(j, min(j + 8, count))) for j in range(0, count, 8)
+
+        def operands(constraint, count=count):
+            return ",\n          ".join(
+                ", ".join(f'"{constraint}f"(d[{i}])' for i in range(j, min(j + 8, count))) for j in range(0, count, 8)
+            )
+
+        text += BODY.format(
+            n=n, count=count, a=count, b=count + 1, places=places, writes=operands("="), adds=operands("+")
         )
-        text += BODY.format(n=n, count=count, flag=count + 2, a=count, b=count + 1, places=places, outs=outs)
     text += "\n}  // namespace megamoe::sm90::ptx\n"
     with open(__file__.replace("gen_wgmma.py", "wgmma.cuh"), "w", encoding="utf-8") as out:
         out.write(text)

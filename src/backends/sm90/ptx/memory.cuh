@@ -111,9 +111,20 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, uin
                "r"(c), "r"(d)
                : "memory");
 }
+/// One such matrix from the lanes' registers to the lanes' registers: columns become rows.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t a) {
+  uint32_t d;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
 __device__ __forceinline__ float load_shared(uint32_t address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
   return v;
 }
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
@@ -123,6 +134,9 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+__device__ __forceinline__ void store_shared(uint32_t address, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 /// The low byte of `v`.
 __device__ __forceinline__ void store_shared_u8(uint32_t address, uint16_t v) {

@@ -48,10 +48,12 @@ class RowFinder {
     const uint32_t offset = row - first_row_;
     const uint32_t at = __ffs(__ballot_sync(kFullWarp, offset < cells_.end[c_.lane()])) - 1;
     const uint32_t index = offset - cells_.begin[at], cell = first_cell_ + at;
-    const uint32_t num_ranks = c_.view().spec.num_ranks, block_m = c_.view().spec.block_m;
+    const uint32_t num_ranks = c_.view().spec.num_ranks;
+    constexpr protocol::BlockCut kCut = Spec::kSpec.cut();
     const uint32_t row_in_expert = cells_.row_in_expert[at] + index;
+    const uint32_t block = kCut.block_of(row_in_expert, cells_.expert_blocks[at]);
     return {protocol::nth_source(c_.view().rank, cell % num_ranks, num_ranks), cells_.list_first[at] + index,
-            cells_.expert_block[at] + row_in_expert / block_m, row_in_expert % block_m};
+            cells_.expert_block[at] + block, row_in_expert - block * kCut.block_m};
   }
 
  private:
@@ -66,7 +68,9 @@ class RowFinder {
       count = range.num_rows;
       cells_.list_first[lane] = range.first;
       cells_.row_in_expert[lane] = c_.own(c_.layout().source_first_row)[at];
-      cells_.expert_block[lane] = c_.own(c_.layout().expert_first_block)[expert];
+      const uint32_t* first_block = c_.own(c_.layout().expert_first_block) + expert;
+      cells_.expert_block[lane] = first_block[0];
+      cells_.expert_blocks[lane] = first_block[1] - first_block[0];
     }
     uint32_t end = count;
     for (uint32_t step = 1; step < 32; step *= 2) {
@@ -204,7 +208,7 @@ __device__ __forceinline__ PullRun find_run(Context<Spec>& c, RowFinder<Spec>& f
   if (lane < count) {
     const uint2 entry = __ldcg(reinterpret_cast<const uint2*>(c.peer(c.layout().slot_list, run.source) + list_index));
     run.token_slot = entry.x;
-    c.own(c.layout().row_meta)[uint64_t{run.block} * c.view().spec.block_m + run.row_in_block] = {
+    c.own(c.layout().row_meta)[uint64_t{run.block} * Spec::kSpec.room_m() + run.row_in_block] = {
         static_cast<uint16_t>(run.source), static_cast<uint16_t>(run.source), entry.x, __uint_as_float(entry.y)};
   }
   return run;
@@ -252,7 +256,8 @@ __device__ __forceinline__ bool wait_run(Context<Spec>& c, const PullRun& run) {
 template <class Spec>
 __device__ __forceinline__ bool pull_run(Context<Spec>& c, PiecePipe<Spec>& pipe, const PullRun& run) {
   const protocol::WorkspaceSpec& spec = c.view().spec;
-  const uint32_t hidden = spec.shape.hidden, groups = spec.hidden_groups(), block_m = spec.block_m;
+  const uint32_t hidden = spec.shape.hidden, groups = spec.hidden_groups();
+  constexpr uint32_t kRoomM = Spec::kSpec.room_m();
   const uint32_t lane = c.lane(), token = run.token_slot / spec.shape.top_k;
   const uint32_t ring_slot = c.view().token_ring().slot(run.block);
   // Rows that the call itself wrote come from ordinary stores; acquired in wait_run.
@@ -263,13 +268,13 @@ __device__ __forceinline__ bool pull_run(Context<Spec>& c, PiecePipe<Spec>& pipe
     const uint32_t slot = __shfl_sync(kFullWarp, ring_slot, i), row = __shfl_sync(kFullWarp, run.row_in_block, i);
     const TokenRows rows = TokenRows::of(c, __shfl_sync(kFullWarp, run.source, i));
     if (lane == 0)
-      ok = pipe.copy(c.own(c.layout().pool_codes) + (uint64_t{slot} * block_m + row) * hidden,
+      ok = pipe.copy(c.own(c.layout().pool_codes) + (uint64_t{slot} * kRoomM + row) * hidden,
                      rows.codes + row_token * rows.row_stride, hidden) &&
            ok;
     __syncwarp();
-    float* to = c.own(c.layout().pool_scales) + uint64_t{slot} * groups * block_m + row;
+    float* to = c.own(c.layout().pool_scales) + uint64_t{slot} * groups * kRoomM + row;
     for (uint32_t group = lane; group < groups; group += 32)
-      to[uint64_t{group} * block_m] = rows.scale(row_token, group);
+      to[uint64_t{group} * kRoomM] = rows.scale(row_token, group);
   }
   if (lane == 0) ok = pipe.complete() && ok;
   ptx::proxy_fence();  // scales are read by bulk copies

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/sm90/roles/dispatch.cuh"
+#include "backends/sm90/tile_form.h"
 #include "protocol/ring.h"
 #include "protocol/schedule.h"
 
@@ -142,7 +143,7 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
   }
   c.trace(protocol::Event::kWaitPlan, true);
   const protocol::PoolPlan plan = c.pool_plan();
-  protocol::ScheduleWalk<WarpRows> schedule(view.schedule, plan.local_experts, Spec::kSpec.block_m,
+  protocol::ScheduleWalk<WarpRows> schedule(view.schedule, plan.local_experts, Spec::kSpec.cut(),
                                             WarpRows(plan.expert_num_rows, plan.local_experts));
   constexpr uint32_t kTicketAhead = 5, kScalesAhead = 3;  // k-blocks before the next tile
   uint32_t sharers = 1, next_sharers = 1;
@@ -167,7 +168,8 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
         const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
         copy_weights(c, tile, weights, sharers == 1, k, ptx::shared_address(c.shared.stages[stage.index].weights),
                      full);
-        c.shared.weight_scales[stage.index] = {first, second};
+        c.shared.weight_scales[stage.index] = tile.kind == kNoteL1 ? float4{first, second, first, second}  //
+                                                                   : float4{first, first, second, second};
         c.chaos();
         ptx::mbarrier_arrive_expect(full, kTileBytes);
       }
@@ -235,7 +237,7 @@ __device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile
   const protocol::SlotEntry* list = c.own(c.layout().slot_list) +
                                     c.own_bank(c.layout().slot_ranges)[tile.local_expert].first +
                                     block_in_expert * Spec::kSpec.block_m;
-  protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m;
+  protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.room_m();
   for (uint32_t row = c.lane(); row < num_rows; row += 32) {
     const uint2 entry = __ldcg(reinterpret_cast<const uint2*>(list + row));
     c.shared.gathered_tokens[row] = entry.x / top_k;
@@ -293,7 +295,7 @@ __device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& ti
 /// there: the math warps stay together, and store nothing that anybody is told of.
 template <class Spec>
 __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
-  constexpr uint32_t kStages = Spec::kSpec.num_stages, kBlockM = Spec::kSpec.block_m;
+  constexpr uint32_t kStages = Spec::kSpec.num_stages, kRoomM = Spec::kSpec.room_m();
   const protocol::RankView& view = c.view();
   RingState slot, stage = RingState::producer_start();
   TileNote tile;
@@ -316,21 +318,25 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
     }
     const uint32_t k_blocks = is_l1 ? view.spec.hidden_groups() : view.spec.intermediate_groups();
     const uint32_t ring_slot = is_l1 ? view.token_ring().slot(tile.block) : view.act_ring().slot(tile.block);
-    const bool half = kBlockM > 64 && tile.num_rows <= 64;
-    const uint32_t rows = half ? 64 : kBlockM;
+    const TileForm form = TileForm::of<Spec>(tile.num_rows);
+    const bool half = form.is_split<Spec>();
+    const uint32_t rows = form.main_rows + (form.has_extra ? Spec::kSpec.extra_m : 0);
     const CUtensorMap& map =
         is_l1 ? (half ? c.args.maps.pool_half : c.args.maps.pool) : (half ? c.args.maps.acts_half : c.args.maps.acts);
+    const CUtensorMap& extra_map = is_l1 ? c.args.maps.pool_extra : c.args.maps.acts_extra;
     const float* scales = (is_l1 ? c.own(c.layout().pool_scales) : c.own(c.layout().act_scales)) +
-                          uint64_t{ring_slot} * k_blocks * kBlockM;
+                          uint64_t{ring_slot} * k_blocks * kRoomM;
     for (uint32_t k = 0; k < k_blocks; ++k) {
       const uint32_t full = ptx::shared_address(&c.shared.stage_full[stage.index]);
       if (!wait_barrier(c, ptx::shared_address(&c.shared.stage_empty[stage.index]), stage.phase, Role::kLoad)) return;
       if (c.lane() == 0) {
         c.chaos();
         if (ok) {
-          ptx::tma_load_2d(map, ptx::shared_address(c.shared.stages[stage.index].tokens), full, k * 128,
-                           ring_slot * kBlockM);
-          ptx::bulk_load(ptx::shared_address(c.shared.token_scales[stage.index]), scales + uint64_t{k} * kBlockM,
+          const uint32_t to = ptx::shared_address(c.shared.stages[stage.index].tokens);
+          ptx::tma_load_2d(map, to, full, k * 128, ring_slot * kRoomM);
+          if (form.has_extra)
+            ptx::tma_load_2d(extra_map, to + form.main_rows * 128, full, k * 128, ring_slot * kRoomM + form.main_rows);
+          ptx::bulk_load(ptx::shared_address(c.shared.token_scales[stage.index]), scales + uint64_t{k} * kRoomM,
                          rows * 4, full);
           ptx::mbarrier_arrive_expect(full, rows * 128 + rows * 4);
         } else {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backends/sm90/ptx/wgmma.cuh"
+#include "backends/sm90/roles/math_extra.cuh"
 #include "backends/sm90/roles/math_rings.cuh"
 #include "backends/sm90/roles/stage_rows.cuh"
 #include "backends/sm90/roles/swiglu.cuh"
@@ -57,10 +58,11 @@ class MathWarp : MathRings<Spec> {
   };
   __device__ __forceinline__ bool is_dry() const { return (state_ & (kDryL1 | kDryL2)) != 0; }
 
+  static constexpr bool kHasExtra = Spec::kSpec.extra_m != 0;
+
   /// Worked out anew where it is needed, like the tile below: the k loop has no register for it.
-  __device__ __forceinline__ MathPlace<Spec> place(bool split) const {
-    return MathPlace<Spec>(c_.warp() - Spec::kSpec.plan.first_warp(Role::kMath), split);
-  }
+  __device__ __forceinline__ uint32_t math_warp() const { return c_.warp() - Spec::kSpec.plan.first_warp(Role::kMath); }
+  __device__ __forceinline__ MathPlace<Spec> place(bool split) const { return MathPlace<Spec>(math_warp(), split); }
 
   __device__ __forceinline__ TileNote tile() const {
     if (is_dry()) return {(state_ & kDryL1) != 0 ? kNoteL1 : kNoteL2, 0, 0, 0, Spec::kSpec.block_m};
@@ -82,7 +84,7 @@ class MathWarp : MathRings<Spec> {
     const bool is_dry = this->is_dry();
     if (!is_dry && !wait_staging()) return false;
     const TileNote tile = this->tile();
-    if (is_split<Spec>(tile.num_rows)) {
+    if (TileForm::of<Spec>(tile.num_rows).template is_split<Spec>()) {
       stage_as<Tiling::kSplitsHalfTiles ? 1 : Tiling::kWaves, true>(sums, tile, place(Tiling::kSplitsHalfTiles));
     } else {
       stage_as<Tiling::kWaves, (Tiling::kWarpgroupsN > 1)>(sums, tile, place(false));
@@ -100,35 +102,39 @@ class MathWarp : MathRings<Spec> {
     if (tile.kind == kNoteL1) {
       if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase());
       if (kSharesRows) state_ ^= kAmaxPhase;
-      if (!has_rows && !kSharesRows) RowNote::await();  // or the prefetch could land on the next tile's
+      if (!has_rows && !kSharesRows) RowWeights::await();  // or the prefetch could land on the next tile's
     } else if (has_rows) {
       stage_rows<kWaves>(c_, at, sums);
     }
   }
 
-  /// Scales of one k-block: of this thread's two rows, and of the two column groups.
+  /// Scales of one k-block: of this thread's two rows, and of the even and odd groups of 8 columns among 128.
   struct Scales {
     float row[2];
-    float first;
-    float second;
+    float2 groups;
   };
-
-  __device__ __forceinline__ Scales read_scales(uint32_t stage) const {
-    const uint32_t row = scale_row_ + stage * Spec::kSpec.block_m * 4;
-    const uint32_t weights = shared_ + offsetof(Shared, weight_scales) + stage * 8;
-    return {
-        {ptx::load_shared(row), ptx::load_shared(row + 32)}, ptx::load_shared(weights), ptx::load_shared(weights + 4)};
+  /// @param half  the tile's first (0) or second (1) 128 columns
+  __device__ __forceinline__ float2 group_scales(uint32_t stage, uint32_t half) const {
+    return ptx::load_shared_pair(shared_ + offsetof(Shared, weight_scales) + stage * 16 + half * 8);
   }
 
-  /// Issues the four multiplies of one wave over the stage's 128 columns.
-  __device__ __forceinline__ void issue(uint32_t wave, uint32_t stage_low, float (&part)[Tiling::kRegisters]) {
-    const uint32_t a = tokens_low_ + stage_low, b = weights_low_ + stage_low + wave * Tiling::kWaveN * 8;
-    ptx::wgmma_fence();
-    ptx::Wgmma<Tiling::kWaveN>::template run<false>(part, ptx::operand(a), ptx::operand(b));
+  __device__ __forceinline__ Scales read_scales(uint32_t stage, uint32_t half) const {
+    const uint32_t row = scale_row_ + stage * Spec::kSpec.room_m() * 4;
+    return {{ptx::load_shared(row), ptx::load_shared(row + 32)}, group_scales(stage, half)};
+  }
+
+  /// Issues the four multiplies of one wave of kN columns over the stage's 128 columns.
+  template <uint32_t kN>
+  __device__ __forceinline__ void issue(uint32_t column, uint32_t stage_low, float (&part)[kN / 2]) {
+    const uint32_t a = tokens_low_ + stage_low, b = weights_low_ + stage_low + column * 8;
+    if (column == 0) {
+      ptx::Wgmma<kN>::multiply(part, ptx::operand(a), ptx::operand(b));
+    } else {
+      ptx::Wgmma<kN>::multiply_over(part, ptx::operand(a), ptx::operand(b));
+    }
 #pragma unroll
     for (uint32_t k = 1; k < 4; ++k)
-      ptx::Wgmma<Tiling::kWaveN>::template run<true>(part, ptx::operand(a + k * 2), ptx::operand(b + k * 2));
-    ptx::wgmma_commit();
+      ptx::Wgmma<kN>::multiply_add(part, ptx::operand(a + k * 2), ptx::operand(b + k * 2));
   }
 
   /// Where this warp's operands and scales lie in the first stage.
@@ -140,82 +146,157 @@ class MathWarp : MathRings<Spec> {
     scale_row_ = shared_ + offsetof(Shared, token_scales) + (at.first_row() + c_.lane() / 4) * 4;
   }
 
-  /// sum = fma(part, row scale * column scale, sum), the products rounded once. In the first GEMM groups of 8 columns
-  /// alternate between the two column scales (gate, up); in the second each 128 columns have one.
-  /// @param second_half  the wave's columns are the tile's second 128
-  __device__ __forceinline__ void promote(bool is_l1, bool second_half, float (&part)[Tiling::kRegisters],
-                                          float (&sum)[Tiling::kRegisters], const Scales& scales) {
-    const float even = is_l1 || !second_half ? scales.first : scales.second;
-    const float odd = is_l1 || second_half ? scales.second : scales.first;
+  /// sum = fma(part, row scale * column scale, sum), the products rounded once.
+  template <uint32_t kRegisters>
+  __device__ __forceinline__ void promote(float (&part)[kRegisters], float* sum, const Scales& scales) {
+    const float even = scales.groups.x, odd = scales.groups.y;
     const float factor[2][2] = {{__fmul_rn(scales.row[0], even), __fmul_rn(scales.row[1], even)},
                                 {__fmul_rn(scales.row[0], odd), __fmul_rn(scales.row[1], odd)}};
 #pragma unroll
-    for (uint32_t i = 0; i < Tiling::kRegisters; ++i) {
+    for (uint32_t i = 0; i < kRegisters; ++i) {
       asm volatile("" : "+f"(part[i])::"memory");  // no read moves above the wait
       sum[i] = __fmaf_rn(part[i], factor[i / 4 % 2][i / 2 % 2], sum[i]);
     }
   }
 
-  /// First column of the warpgroup, in the tile.
+  /// Which 128 of the tile's columns a wave multiplies.
   template <bool kSplit>
-  __device__ __forceinline__ uint32_t first_column() const {
-    if constexpr (kSplit) return place(true).warpgroup_n * Tiling::kWaveN;
-    return Tiling::kWarpgroupsN > 1 ? place(false).warpgroup_n * Tiling::kColumns : 0;
+  __device__ __forceinline__ uint32_t half(uint32_t wave) const {
+    if constexpr (kSplit) return place(true).warpgroup_n * Tiling::kWaveN / 128;
+    const uint32_t first = Tiling::kWarpgroupsN > 1 ? place(false).warpgroup_n * Tiling::kColumns : 0;
+    return (first + wave * Tiling::kWaveN) / 128;
   }
 
   /// One k-block of a stage that is there. While its last wave runs, looks whether the next stage is there too and
   /// reads its scales.
   template <bool kSplit>
-  __device__ __forceinline__ void k_block(bool is_l1, bool is_last, Sums& sums, Scales& scales, bool& ready) {
+  __device__ __forceinline__ void k_block(bool is_last, Sums& sums, Scales& scales, bool& ready) {
     constexpr uint32_t kWaves = kSplit ? 1 : Tiling::kWaves;
     const uint32_t stage = stage_.index, low = stage_low_;
     Scales coming{};
     float part[Tiling::kRegisters];
 #pragma unroll
     for (uint32_t wave = 0; wave < kWaves; ++wave) {
-      issue(wave, low, part);
+      ptx::wgmma_fence();
+      issue<Tiling::kWaveN>(wave * Tiling::kWaveN, low, part);
+      ptx::wgmma_commit();
+      if (wave > 0 && wave * Tiling::kWaveN % 128 == 0) scales.groups = group_scales(stage, half<kSplit>(wave));
       if (wave == kWaves - 1) {
         advance_stage();
         ready = !is_last && test_warp(stage_full(stage_.index), stage_.phase);
-        if (ready && c_.chaos()) coming = read_scales(stage_.index);
+        if (ready && c_.chaos()) coming = read_scales(stage_.index, half<kSplit>(0));
       }
       ptx::wgmma_wait();
       if (wave == kWaves - 1) release_stage(stage);
-      promote(is_l1, first_column<kSplit>() + wave * Tiling::kWaveN >= 128, part, sums.value[wave], scales);
+      promote(part, sums.value[wave], scales);
     }
     scales = coming;
   }
 
+  /// The same of a tile with further rows, which are multiplied beside the last wave. Waves are half as wide, or
+  /// partial sums of both would not find registers.
   template <bool kSplit>
-  __device__ __forceinline__ void run_k_blocks(const TileNote& tile, uint32_t k_blocks, Sums& sums) {
+  __device__ __forceinline__ void k_block_extra(uint32_t warpgroup, Sums& sums, ExtraRows<Spec>& extra) {
+    constexpr uint32_t kMainRows = kSplit ? 64 : Spec::kSpec.block_m;
+    constexpr uint32_t kN = Tiling::kWaveN / 2;
+    constexpr uint32_t kWaves = (kSplit ? Tiling::kWaveN : Tiling::kColumns) / kN;
+    const uint32_t stage = stage_.index, low = stage_low_;
+    float part[kN / 2];
+    typename ExtraRows<Spec>::Part extra_part;
+    Scales scales = read_scales(stage, half<kSplit>(0));
+#pragma unroll
+    for (uint32_t wave = 0; wave < kWaves; ++wave) {
+      ptx::wgmma_fence();
+      issue<kN>(wave * kN, low, part);
+      if (wave == kWaves - 1) {
+        // Further rows lie behind the others; of the weights, each warpgroup takes its half.
+        const uint32_t skip_rows = kSplit ? 0 : warpgroup * 64, skip_weights = kSplit ? 0 : warpgroup * 128;
+        ExtraRows<Spec>::issue(weights_low_ + skip_weights * 8 + low, tokens_low_ + (kMainRows - skip_rows) * 8 + low,
+                               extra_part);
+      }
+      ptx::wgmma_commit();
+      const uint32_t column = wave * kN;
+      if (wave > 0 && column % 128 == 0) scales.groups = group_scales(stage, column / 128);
+      ptx::wgmma_wait();
+      promote(part, &sums.value[column / Tiling::kWaveN][column % Tiling::kWaveN / 2], scales);
+    }
+    const uint32_t token_scales =
+        shared_ + offsetof(Shared, token_scales) + (stage * Spec::kSpec.room_m() + kMainRows) * 4;
+    const auto extra_scales = ExtraRows<Spec>::read_scales(token_scales, c_.lane());
+    const float2 groups = group_scales(stage, warpgroup);
+    __syncwarp();  // all lanes have read their scales
+    release_stage(stage);
+    advance_stage();
+    extra.promote(extra_part, extra_scales, groups.x, groups.y);
+  }
+
+  /// A tile with further rows, which leave their registers before the others are staged.
+  template <bool kSplit>
+  __device__ __forceinline__ void run_k_blocks_extra(const TileNote& tile, uint32_t k_blocks, Sums& sums) {
     const bool is_l1 = tile.kind == kNoteL1;
+    const uint32_t warpgroup = uniform(math_warp() / 4);
+    ExtraRows<Spec> extra;
+    clear<kSplit>(sums);
+    extra.clear();
+    for (uint32_t k = 0; k < k_blocks; ++k) {
+      wait_stage();
+      if (k == 0) {
+        if (is_l1) RowWeights::prefetch(c_, place(kSplit), tile.block);
+        extra.find(c_, tile);
+      }
+      k_block_extra<kSplit>(warpgroup, sums, extra);
+    }
+    if ((state_ & kBroken) != 0) return;
+    if (!is_l1) return extra.store_rows(c_, math_warp(), tile);
+    if (!wait_staging()) return;
+    extra.stage_activations(c_, math_warp(), tile, amax_phase());
+    state_ ^= kAmaxPhase;
+  }
+
+  template <bool kSplit>
+  __device__ __forceinline__ static void clear(Sums& sums) {
 #pragma unroll
     for (uint32_t wave = 0; wave < (kSplit ? 1 : Tiling::kWaves); ++wave) {
 #pragma unroll
       for (uint32_t i = 0; i < Tiling::kRegisters; ++i) sums.value[wave][i] = 0.0f;
     }
+  }
+
+  template <bool kSplit>
+  __device__ __forceinline__ void run_k_blocks(const TileNote& tile, uint32_t k_blocks, Sums& sums) {
+    const bool is_l1 = tile.kind == kNoteL1;
+    clear<kSplit>(sums);
     if (k_blocks == 0) return;
     wait_stage();
-    if (is_l1) RowNote::prefetch(c_, place(kSplit), tile.block);
-    Scales scales = read_scales(stage_.index);
+    if (is_l1) RowWeights::prefetch(c_, place(kSplit), tile.block);
+    Scales scales = read_scales(stage_.index, half<kSplit>(0));
     bool ready = true;
     for (uint32_t k = 0; k < k_blocks; ++k) {
       if (!ready) {
         wait_stage();
-        scales = read_scales(stage_.index);
+        scales = read_scales(stage_.index, half<kSplit>(0));
       }
-      k_block<kSplit>(is_l1, k + 1 == k_blocks, sums, scales, ready);
+      k_block<kSplit>(k + 1 == k_blocks, sums, scales, ready);
     }
   }
 
-  __device__ __forceinline__ void multiply(Sums& sums) {
+  __device__ __forceinline__ uint32_t num_k_blocks(const TileNote& tile) const {
     const protocol::WorkspaceSpec& spec = c_.view().spec;
+    if (is_dry()) return 0;
+    return tile.kind == kNoteL1 ? spec.hidden_groups() : spec.intermediate_groups();
+  }
+
+  __device__ __forceinline__ void multiply(Sums& sums) {
     const TileNote tile = this->tile();
-    const bool split = is_split<Spec>(tile.num_rows);
+    const bool split = Tiling::kSplitsHalfTiles && TileForm::of<Spec>(tile.num_rows).template is_split<Spec>();
     const MathPlace<Spec> at = place(split);
-    uint32_t k_blocks = tile.kind == kNoteL1 ? spec.hidden_groups() : spec.intermediate_groups();
-    if (is_dry()) k_blocks = 0;
+    const uint32_t k_blocks = num_k_blocks(tile);
     find_operands(at);
+    if constexpr (kHasExtra) {
+      const bool has_extra = TileForm::of<Spec>(tile.num_rows).has_extra;
+      if (has_extra && split) return run_k_blocks_extra<true>(tile, k_blocks, sums);
+      if (has_extra) return run_k_blocks_extra<false>(tile, k_blocks, sums);
+    }
     if (Tiling::kSplitsHalfTiles && split) {
       run_k_blocks<Tiling::kSplitsHalfTiles>(tile, k_blocks, sums);
     } else if (at.warpgroup_m * 64 < tile.num_rows) {

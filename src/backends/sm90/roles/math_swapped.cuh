@@ -47,23 +47,22 @@ class SwappedMathWarp : MathRings<Spec> {
   template <uint32_t kN>
   static constexpr uint32_t kAtOnce = kN < 64 ? 4 : 2;
 
-  /// Scales of one k-block: of this thread's tokens, and of the two groups of weight rows.
+  /// Scales of one k-block: of this thread's tokens, and of the weight rows.
   template <uint32_t kN>
   struct Scales {
     float token[Tiling::num_tokens(kN)];
-    float first;
-    float second;
+    float4 groups;  ///< As in SharedStorage::weight_scales.
   };
   template <uint32_t kN>
   __device__ __forceinline__ Scales<kN> read_scales() const {
     const uint32_t tokens = shared_ + offsetof(Shared, token_scales) + stage_.index * Spec::kSpec.block_m * 4;
-    const uint32_t weights = shared_ + offsetof(Shared, weight_scales) + stage_.index * 8;
+    const uint32_t weights = shared_ + offsetof(Shared, weight_scales) + stage_.index * 16;
     Scales<kN> scales;
 #pragma unroll
     for (uint32_t n = 0; n < Tiling::num_tokens(kN); ++n)
       scales.token[n] = ptx::load_shared(tokens + Tiling::token(c_.lane(), n) * 4);
-    scales.first = ptx::load_shared(weights);
-    scales.second = ptx::load_shared(weights + 4);
+    const float2 first = ptx::load_shared_pair(weights), second = ptx::load_shared_pair(weights + 8);
+    scales.groups = {first.x, first.y, second.x, second.y};
     return scales;
   }
 
@@ -71,20 +70,19 @@ class SwappedMathWarp : MathRings<Spec> {
   template <uint32_t kN>
   __device__ __forceinline__ void issue(uint32_t chunk, float (&part)[Tiling::num_sums(kN)]) {
     const uint32_t a = weights_low_ + stage_low_ + chunk * Tiling::kChunkRows * 8, b = tokens_low_ + stage_low_;
-    ptx::Wgmma<kN>::template run<false>(part, ptx::operand(a), ptx::operand(b));
+    ptx::Wgmma<kN>::multiply_over(part, ptx::operand(a), ptx::operand(b));
 #pragma unroll
     for (uint32_t k = 1; k < 4; ++k)
-      ptx::Wgmma<kN>::template run<true>(part, ptx::operand(a + k * 2), ptx::operand(b + k * 2));
+      ptx::Wgmma<kN>::multiply_add(part, ptx::operand(a + k * 2), ptx::operand(b + k * 2));
   }
 
-  /// sum = fma(part, token scale * weight scale, sum), the products rounded once. In the first GEMM groups of 8 weight
-  /// rows alternate between the two weight scales (gate, up); in the second each two chunks have one.
+  /// sum = fma(part, token scale * weight scale, sum), the products rounded once.
   template <uint32_t kN>
-  __device__ __forceinline__ void promote(bool is_l1, uint32_t chunk, float (&part)[Tiling::num_sums(kN)],
+  __device__ __forceinline__ void promote(uint32_t chunk, float (&part)[Tiling::num_sums(kN)],
                                           float (&sum)[Tiling::num_sums(kN)], const Scales<kN>& scales) {
     const bool is_second = chunk >= Tiling::kChunks / 2;
-    const float weight[2] = {is_l1 || !is_second ? scales.first : scales.second,
-                             is_l1 || is_second ? scales.second : scales.first};
+    const float weight[2] = {is_second ? scales.groups.z : scales.groups.x,
+                             is_second ? scales.groups.w : scales.groups.y};
 #pragma unroll
     for (uint32_t n = 0; n < Tiling::num_tokens(kN); ++n) {
 #pragma unroll
@@ -98,7 +96,7 @@ class SwappedMathWarp : MathRings<Spec> {
 
   /// One k-block of a stage that is there.
   template <uint32_t kN>
-  __device__ __forceinline__ void k_block(bool is_l1, SwappedSums<kN>& sums) {
+  __device__ __forceinline__ void k_block(SwappedSums<kN>& sums) {
     Scales<kN> scales;
 #pragma unroll
     for (uint32_t first = 0; first < Tiling::kChunks; first += kAtOnce<kN>) {
@@ -115,7 +113,7 @@ class SwappedMathWarp : MathRings<Spec> {
         advance_stage();
       }
 #pragma unroll
-      for (uint32_t n = 0; n < kAtOnce<kN>; ++n) promote<kN>(is_l1, first + n, part[n], sums.value[first + n], scales);
+      for (uint32_t n = 0; n < kAtOnce<kN>; ++n) promote<kN>(first + n, part[n], sums.value[first + n], scales);
     }
   }
 
@@ -132,7 +130,7 @@ class SwappedMathWarp : MathRings<Spec> {
     for (uint32_t k = 0; k < k_blocks; ++k) {
       wait_stage();
       if (k == 0 && is_l1) topk_weights = read_topk_weights<kN>(c_, tile.block);
-      k_block<kN>(is_l1, sums);
+      k_block<kN>(sums);
     }
     c_.trace(event, true, tile.block);
     c_.trace(protocol::Event::kStageTile, false, tile.block);

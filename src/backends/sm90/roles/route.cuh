@@ -156,11 +156,11 @@ __device__ __forceinline__ void share_counts(Context<Spec>& c, RouteScratch& scr
 /// Where one rank is alone, its own counts are the plan: block numbers by one warp.
 template <class Spec>
 __device__ __forceinline__ void plan_own_blocks(Context<Spec>& c, const RouteScratch& scratch) {
-  const uint32_t num_experts = c.view().spec.shape.num_experts, block_m = c.view().spec.block_m;
+  const uint32_t num_experts = c.view().spec.shape.num_experts;
+  const protocol::BlockCut cut = c.view().spec.cut();
   uint32_t* first_block = c.own(c.layout().expert_first_block);
-  const uint32_t total =
-      exclusive_sums([&](uint32_t expert) { return core::ceil_div(scratch.counts[expert], block_m); }, first_block,
-                     num_experts, c.lane());
+  const uint32_t total = exclusive_sums([&](uint32_t expert) { return cut.num_blocks(scratch.counts[expert]); },
+                                        first_block, num_experts, c.lane());
   if (c.lane() != 0) return;
   first_block[num_experts] = total;
   c.own(c.layout().bank_blocks)[c.epoch() & 1] = total;
@@ -347,7 +347,7 @@ __device__ __forceinline__ void publish_plan(Context<Spec>& c, RouteScratch& scr
       rows += __ldcg(&c.own_bank(c.layout().slot_ranges)[cell].num_rows);
     }
     num_rows[expert] = rows;
-    scratch.counts[expert] = core::ceil_div(rows, view.spec.block_m);
+    scratch.counts[expert] = view.spec.cut().num_blocks(rows);
   }
   if (__builtin_expect(c.args.tensors.recv_counts != nullptr, false) && !refused) count_received(c);
   __syncthreads();

@@ -7,7 +7,7 @@
 namespace megamoe::sm90 {
 
 /// What the store warp needs to know of a second-GEMM tile, looked up while the tile is still being multiplied: where
-/// each of a lane's rows goes, and how many blocks its expert has.
+/// each of a lane's rows goes (not the further ones, see roles/math_extra), and how many blocks its expert has.
 template <class Spec>
 struct TileTargets {
   static constexpr uint32_t kRows = Spec::kSpec.block_m / 32;
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool find_targets(Context<Spec>& c, const TileNote& t
         return seen >= num_tiles;
       }))
     return false;
-  const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.block_m;
+  const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.room_m();
 #pragma unroll
   for (uint32_t i = 0; i < TileTargets<Spec>::kRows; ++i) {
     const uint32_t row = c.lane() + i * 32;
@@ -68,24 +68,32 @@ __device__ __forceinline__ void finish_tile(Context<Spec>& c, const TileNote& ti
   }
 }
 
-/// Of the first GEMM: codes, 16 rows of a math warp by one tensor copy, which cuts what lies past the last column; and
-/// the scales of all rows, which lie side by side.
+/// Of the first GEMM: codes, 16 rows of a math warp (or the further rows) by one tensor copy, which cuts what lies past
+/// the last column; and the scales of all rows, which lie side by side.
 template <class Spec>
 __device__ __forceinline__ void store_activations(Context<Spec>& c, const TileNote& tile) {
   using Tiling = MathTiling<Spec>;
-  constexpr uint32_t kBlockM = Spec::kSpec.block_m;
+  using Storage = SharedStorage<Spec>;
+  constexpr uint32_t kRoomM = Spec::kSpec.room_m();
+  const TileForm form = TileForm::of<Spec>(tile.num_rows);
   const uint32_t math_warp = c.lane(), act_slot = c.view().act_ring().slot(tile.block);
   if (math_warp == 31) {
     float* to =
-        c.own(c.layout().act_scales) + (uint64_t{act_slot} * c.view().spec.intermediate_groups() + tile.n) * kBlockM;
+        c.own(c.layout().act_scales) + (uint64_t{act_slot} * c.view().spec.intermediate_groups() + tile.n) * kRoomM;
     ptx::bulk_store(to, ptx::shared_address(c.shared.staged_scales), core::align_up(tile.num_rows, 4u) * 4);
     ptx::bulk_commit();
   }
-  if (math_warp >= SharedStorage<Spec>::kMathWarps) return;
+  if (Spec::kSpec.extra_m != 0 && math_warp == Storage::kMathWarps && form.has_extra) {
+    ptx::tma_store_2d(c.args.maps.acts_store, Tiling::activation_slab(c, 0) + Storage::kExtraSlab, tile.n * 128,
+                      act_slot * kRoomM + form.main_rows);
+    ptx::bulk_commit();
+  }
+  if (math_warp >= Storage::kMathWarps) return;
   const MathPlace<Spec> place(math_warp, false);  // split tiles are staged like whole ones
   const uint32_t column = tile.n * 128 + place.warpgroup_n * (Tiling::kColumns / 2);
-  if (place.first_row() >= tile.num_rows || column >= c.view().spec.shape.intermediate) return;
-  const uint32_t ring_row = act_slot * kBlockM + place.first_row();
+  if (place.first_row() >= core::min(tile.num_rows, form.main_rows) || column >= c.view().spec.shape.intermediate)
+    return;
+  const uint32_t ring_row = act_slot * kRoomM + place.first_row();
   ptx::tma_store_2d(c.args.maps.acts_store, Tiling::activation_slab(c, math_warp), column, ring_row);
   ptx::bulk_commit();
 }
@@ -96,10 +104,11 @@ __device__ __forceinline__ void scatter_rows(Context<Spec>& c, const TileNote& t
   using Tiling = MathTiling<Spec>;
   const protocol::WorkspaceSpec& spec = c.view().spec;
   const uint32_t hidden = spec.shape.hidden, top_k = spec.shape.top_k;
+  const uint32_t num_rows = core::min(tile.num_rows, TileForm::of<Spec>(tile.num_rows).main_rows);
 #pragma unroll
   for (uint32_t i = 0; i < TileTargets<Spec>::kRows; ++i) {
     const uint32_t row = c.lane() + i * 32;
-    if (row >= tile.num_rows) continue;
+    if (row >= num_rows) continue;
     const uint32_t token = targets.token_slot[i] / top_k, slot = targets.token_slot[i] % top_k;
     uint16_t* to =
         c.peer(c.layout().combine_rows, targets.source[i]) + (uint64_t{slot} * spec.max_tokens + token) * hidden;

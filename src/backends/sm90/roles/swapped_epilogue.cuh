@@ -31,10 +31,10 @@ struct LaneTokens {
   }
 };
 
-/// Router weights of the tokens of a first-GEMM tile. Ordered after the rows' arrival, like RowNote::prefetch.
+/// Router weights of the tokens of a first-GEMM tile. Ordered after the rows' arrival, like RowWeights::prefetch.
 template <uint32_t kN, class Spec>
 __device__ __forceinline__ LaneTokens<kN> read_topk_weights(Context<Spec>& c, uint32_t block) {
-  const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.block_m;
+  const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.room_m();
   LaneTokens<kN> weights;
   weights.set(c.lane(), [&](uint32_t token) {
     return __uint_as_float(ptx::load_l2(reinterpret_cast<const uint4*>(meta + token)).z);
