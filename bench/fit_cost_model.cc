@@ -115,10 +115,10 @@ int main(int argc, char** argv) {
     }
     fmt::print(stderr, "{:<6}largest error {:.1f} %\n", c.name, worst * 100);
     fmt::print(
-        "    KernelCosts{{\"{}\", {}, {}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, "
+        "    KernelCosts{{\"{}\", {}, {}, {}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, {:.3g}, "
         "{:.3g}, {:.3g}}},\n",
-        c.name, c.block_m, c.tile_n, c.head_us, c.expert_us, c.slot_us, c.load_us, c.full_us, c.half_us, c.tile_us,
-        c.read_bytes_per_us, c.combine_bytes_per_us, c.tail_us);
+        c.name, c.block_m, c.extra_m, c.tile_n, c.head_us, c.expert_us, c.slot_us, c.load_us, c.full_us, c.half_us,
+        c.tile_us, c.read_bytes_per_us, c.combine_bytes_per_us, c.tail_us);
   }
   return 0;
 }

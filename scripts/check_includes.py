@@ -26,7 +26,7 @@ ALLOWED = {
     "src/backends": {"megamoe", "core", "protocol"},  # what every backend provides
     "src/backends/cpu": BACKEND,
     "src/backends/sm90": BACKEND | {"backends/stream_owners.h", "backends/sm90/cost"},
-    "src/backends/sm90/cost": {"megamoe/shape.h", "core/integer.h"},
+    "src/backends/sm90/cost": {"megamoe/shape.h", "core/integer.h", "protocol/block_cut.h"},
     "src/comm": {"megamoe", "core"},
     "src/routing": {"megamoe", "core"},
     "src/io": {"megamoe", "core", "routing"},

@@ -67,7 +67,7 @@ contract_suite() {
 # - a bulk copy (ptx/tma.cuh) is complete once its bytes have been counted on an mbarrier: it calls every read of what a
 #   bulk copy without a tensor map brought a race. The reads follow a wait for that phase (stage_full).
 # - lanes write, then __syncwarp, then lane 0 arrives on an mbarrier for the warp: it counts the arrival for lane 0 only.
-#   So row maxima are exchanged between warpgroups (swiglu.cuh, amax_full, in two buffers used in turn).
+#   So row maxima are exchanged between warpgroups (swiglu.cuh, math_extra.cuh; amax_full, in two buffers used in turn).
 racecheck() {
   local name=$1 output judged=0 copies=0 told=0 text="" hazard
   output=$(MEGAMOE_DEVICE_CHECK_DEADLINE_S=100 timeout -s KILL 150 compute-sanitizer --tool racecheck --print-limit 1000 \
@@ -81,7 +81,8 @@ racecheck() {
   while IFS= read -r hazard; do
     if [[ $hazard == *"Write tma.cuh:"* ]]; then
       copies=$((copies + 1))
-    elif [[ $hazard =~ ^Write\ swiglu.cuh:[0-9]+(\ Read\ swiglu.cuh:[0-9]+)+$ ]]; then
+    elif [[ $hazard =~ ^Write\ swiglu.cuh:[0-9]+(\ Read\ swiglu.cuh:[0-9]+)+$ ||
+      $hazard =~ ^Write\ math_extra.cuh:[0-9]+(\ Read\ math_extra.cuh:[0-9]+)+$ ]]; then
       told=$((told + 1))
     else
       judged=$((judged + 1))
@@ -147,7 +148,7 @@ for group in $groups; do
 done
 start command_line
 if command -v compute-sanitizer >/dev/null; then
-  for name in oracle.m128.odd.77_tokens.1_ranks oracle.m64.odd.77_tokens.1_ranks refuses_bad_id; do
+  for name in oracle.m128.odd.77_tokens.1_ranks oracle.m64.odd.77_tokens.1_ranks refuses_bad_id.1_ranks; do
     start sanitizer memcheck $name
   done
   for name in oracle.m128_chaos.split_tiles oracle.m128_chaos.full_tiles; do start racecheck $name; done

@@ -16,11 +16,10 @@ struct MathTiling {
   static constexpr bool kSplitsHalfTiles = Spec::kSpec.splits_half_tiles();
 
   /// First-GEMM codes in staging: 16 rows of kColumns / 2 bytes. Whole groups of 128 are swizzled, so that 8 rows lie
-  /// in different banks, and start at a multiple of 1,024.
+  /// in different banks.
   static constexpr bool kSwizzledSlab = kColumns == 256;
   static __device__ __forceinline__ uint32_t activation_slab(Context<Spec>& c, uint32_t math_warp) {
-    const uint32_t staging = ptx::shared_address(c.shared.staging[math_warp]);
-    return kSwizzledSlab ? core::align_up(staging, 1024u) : staging;
+    return ptx::shared_address(c.shared.staging[math_warp]);
   }
 
   /// Sum i of a wave: columns 8 * (i / 4) + 2 * (lane % 4) + i % 2, row lane / 4 + 8 * (i / 2 % 2) of the warp's 16.
@@ -51,22 +50,42 @@ struct MathPlace {
   __device__ __forceinline__ uint32_t staging_warp() const { return split ? warp : math_warp; }
 };
 
-/// Router weights of a math warp's 16 rows.
-struct RowWeights {
+/// Where a row of the second GEMM goes: in the combine buffer of the rank that it came from.
+template <class Spec>
+__device__ __forceinline__ uint16_t* combine_row(Context<Spec>& c, uint32_t source, uint32_t token_slot) {
+  const protocol::WorkspaceSpec& spec = c.view().spec;
+  const uint32_t token = token_slot / spec.shape.top_k, slot = token_slot % spec.shape.top_k;
+  return c.peer(c.layout().combine_rows, source) + (uint64_t{slot} * spec.max_tokens + token) * spec.shape.hidden;
+}
+
+/// What a math warp needs to know of its 16 rows: of a first-GEMM tile the router weights, of a second-GEMM tile where
+/// the rows go.
+struct RowNotes {
   /// Starts bringing them into shared memory. Ordered after the rows' arrival, which the load role acquired before it
   /// filled the stage.
   template <class Spec>
-  __device__ static __forceinline__ void prefetch(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t block) {
+  __device__ static __forceinline__ void prefetch(Context<Spec>& c, const MathPlace<Spec>& place,
+                                                  const TileNote& tile) {
     const uint32_t lane = c.lane();
     if (lane >= 16) return;
     const protocol::RowMeta* meta =
-        c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.room_m() + place.first_row() + lane;
-    ptx::copy_4(ptx::shared_address(&c.shared.row_weights[place.math_warp][lane]), &meta->weight);
+        c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.room_m() + place.first_row() + lane;
+    const uint32_t to = ptx::shared_address(&c.shared.row_notes[place.math_warp][lane]);
+    if (tile.kind == kNoteL1) {
+      ptx::copy_4(to, &meta->weight);
+    } else {
+      ptx::copy_8(to, meta);
+    }
   }
   /// After prefetch and await, by the same warp.
   template <class Spec>
-  __device__ static __forceinline__ float read(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t row) {
-    return c.shared.row_weights[place.math_warp][row];
+  __device__ static __forceinline__ float weight(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t row) {
+    return __uint_as_float(c.shared.row_notes[place.math_warp][row].x);
+  }
+  template <class Spec>
+  __device__ static __forceinline__ uint16_t* target(Context<Spec>& c, const MathPlace<Spec>& place, uint32_t row) {
+    const uint2 note = c.shared.row_notes[place.math_warp][row];
+    return combine_row(c, note.x & 0xffff, note.y);
   }
   __device__ static __forceinline__ void await() {
     ptx::wait_copies();

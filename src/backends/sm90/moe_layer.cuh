@@ -2,14 +2,15 @@
 //
 //   first CTAs, all warps   route:        sort slots by expert; the first one: publish headers, await all headers, plan
 //                                           (alone, a rank plans while it sorts)
+//   all warps               prefetch_tokens: ask for tokens and router weights
 //   last CTA, all warps     clean:        zero the counters of the next call (before it routes)
 //   all warps               fill_input:   quantise (or copy) this rank's tokens for the owners to pull
 //   load warp 0             load_weights: for each tile taken by ticket: announce it; for each 128 of K: stage weights
 //   load warp 1             load_tokens:  for each announced tile: await its rows; for each 128 of K: stage rows, from
 //                                           the pool, or (small calls of one rank) gathered from where they lie
-//   store warp              store_tiles:  for each announced tile: (second GEMM: look up where its rows go); await its
-//                                           staging; first GEMM: store activations, count the tile
-//                                           second GEMM: scatter rows to their sources, count, tell of done experts
+//   store warp              store_tiles:  for each announced tile: await the math warps; first GEMM: store activations
+//   from
+//                                           staging, count the tile; second GEMM: count it, tell of done experts
 //   dispatch warps          pull_rows:    for each row of this rank's experts: await it, copy it to the pool, count it
 //                                           (not where they are gathered)
 //                           combine:      for each token: await its experts, sum its rows in slot order
@@ -17,7 +18,9 @@
 //                                         operands are swapped); then
 //                                         for each announced tile:
 //                                           for each 128 of K: multiply, promote
-//                                           first GEMM: SwiGLU, requantise; second GEMM: round to BF16; into staging
+//                                           (further rows of an expert's last tile with operands swapped)
+//                                           first GEMM: SwiGLU, requantise, into staging
+//                                           second GEMM: round to BF16, scatter rows to their sources
 //                           combine:      with the dispatch warps
 //   last warp to leave      finish:       error record and abort words if anything failed; advance the epoch
 //
@@ -134,6 +137,7 @@ __global__ void __launch_bounds__(Spec::kSpec.plan.num_threads(), 1)
   const uint32_t warp = c.warp();
   c.trace(protocol::Event::kSortSlots, false);
 
+  prefetch_tokens(c);
   if (blockIdx.x == gridDim.x - 1) clean_idle_bank(c);
   route(c);
   c.trace(protocol::Event::kSortSlots, true);
@@ -144,7 +148,9 @@ __global__ void __launch_bounds__(Spec::kSpec.plan.num_threads(), 1)
     ptx::set_registers<kPlan.registers(kMath), kEntry>();
     std::conditional_t<Spec::kSpec.swaps_operands, SwappedMathWarp<Spec>, MathWarp<Spec>> math(c);
     constexpr uint32_t kSteps = kPlan.registers(kMath) >= 200 ? 4 : 1;  // each takes 40 registers
-    if (math.run_tiles() && !is_refused(c)) combine<8, kSteps, 32, false>(c);
+    // Whether the call is refused comes with the plan, which few slots have not waited for.
+    if (math.run_tiles() && (!FewSlots::fit(c) || wait_plan(c, Role::kMath)) && !is_refused(c))
+      combine<8, kSteps, 32, false>(c);
   } else if (kMath > 4 && warp >= 4) {
     ptx::set_registers<kPlan.registers(kMath - 1), kEntry>();
     serve(c);

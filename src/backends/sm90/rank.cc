@@ -300,8 +300,8 @@ Status Sm90Rank::forward(const ForwardArgs& args, const Status& refusal) {
   if (args.cuda_stream) {
     const auto stream = static_cast<cudaStream_t>(*args.cuda_stream);
     const Status free_stream = check_stream(stream);
-    if (!own.ok() || free_stream.ok()) return forward_on(args, own, stream);
-    return forward_on(args, free_stream, stream_);  // tells the others, whose calls the stream is held up by
+    // A shared stream is held up by the others' calls, so a refusal could not tell them: it takes the rank's own one.
+    return forward_on(args, own.ok() ? free_stream : own, free_stream.ok() ? stream : stream_);
   }
   const uint64_t start_ns = steady_ns();
   MEGAMOE_RETURN_IF_ERROR(enqueue(args, own, stream_));

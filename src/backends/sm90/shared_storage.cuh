@@ -64,16 +64,9 @@ struct SharedStorage {
   static constexpr uint32_t kMathWarps = kSpec.plan.num_warps(protocol::Role::kMath);
   static constexpr uint32_t kPullWarps = kSpec.plan.num_warps(protocol::Role::kDispatch);
   static constexpr uint32_t kStoreRows = 16;  ///< Rows of one math warp.
-  /// Result rows of the second GEMM, BF16; 16 bytes apart from a power of two, so that 8 rows hit 8 different bank
-  /// groups.
-  static constexpr uint32_t kStorePitch = kSpec.warpgroup_n() * 2 + 16;
-  /// First-GEMM rows lie in the same bytes, 128 a row, from the next multiple of 1,024.
-  static constexpr uint32_t kStagingBytes = kStoreRows * kStorePitch;
-  static_assert(kStagingBytes >= 1024 + kStoreRows * 128 || kSpec.warpgroups_n() > 1);
-  /// Of a first-GEMM tile's further rows, in the first warp's part of staging behind that warp's own: codes, then what
-  /// the warps tell each other of largest magnitudes.
-  static constexpr uint32_t kExtraSlab = kStoreRows * 128, kExtraAmax = 2 * kExtraSlab;
-  static_assert(kSpec.extra_m == 0 || kStagingBytes >= 1024 + kExtraAmax + 2 * kMathWarps * kSpec.extra_m * 4);
+  /// Of one math warp: codes of the first GEMM, which a bulk copy takes away, or 64 BF16 columns of the second on their
+  /// way from the layout of sums to that of rows. 128 bytes a row, swizzled.
+  static constexpr uint32_t kStagingBytes = kStoreRows * 128;
 
   /// Operands of one k-block: rows of 128 bytes with 128-byte swizzle.
   struct Stage {
@@ -82,11 +75,11 @@ struct SharedStorage {
   };
 
   alignas(1024) Stage stages[kStages];
-  alignas(128) uint8_t staging[kMathWarps][kStagingBytes];
+  alignas(1024) uint8_t staging[kMathWarps][kStagingBytes];
   alignas(128) uint8_t pull[kPullWarps][kSpec.num_pull_buffers][kSpec.pull_buffer_bytes];
   alignas(128) float token_scales[kStages][kSpec.room_m()];
   alignas(16) float staged_scales[kSpec.room_m()];  ///< Of the first-GEMM rows in staging.
-  float row_weights[kMathWarps][kStoreRows];        ///< Router weights of each math warp's rows.
+  uint2 row_notes[kMathWarps][kStoreRows];          ///< Of each math warp's rows; see RowNotes.
   /// Of the even and odd groups of 8 columns, in the tile's first and second 128 columns: gate and up twice, or one
   /// scale each.
   float4 weight_scales[kStages];
@@ -97,6 +90,7 @@ struct SharedStorage {
   static constexpr uint32_t kRowSharers =
       kSpec.swaps_operands ? kMathWarps : (kSpec.splits_half_tiles() ? 2 : kSpec.warpgroups_n());
   float amax[kSharesRows ? 2 : 1][kRowSharers][kSharesRows ? protocol::KernelSpec::kWarpgroupRows : 1];
+  static_assert(kSpec.extra_m == 0 || sizeof(amax) == 2 * kMathWarps * protocol::KernelSpec::kExtraRows * 4);
   alignas(8) uint64_t stage_full[kStages];
   uint64_t stage_empty[kStages];
   uint64_t note_full[kSpec.num_tile_slots];

@@ -6,10 +6,10 @@
 namespace megamoe::sm90 {
 
 /// The default: 128x256 tiles, each math warpgroup 64 rows as two waves of 128 columns, so that exact promotion keeps
-/// 64 partial and 128 final sums in 208 registers, and a first-GEMM tile covers whole scale groups. Three stages leave
-/// room for whole-tile staging, which measured equal to four stages with half of it. An expert's last tile takes up to
-/// 16 further rows while its weights lie in shared memory: a nearly empty block of their own would cost 0.8 of a full
-/// one.
+/// 64 partial and 128 final sums in 208 registers, and a first-GEMM tile covers whole scale groups. Four stages: rows
+/// of the second GEMM leave from the registers, since staging for them would cost a stage (2 to 4% up to 1,024 tokens;
+/// 1% in its favour at 8,192). An expert's last tile takes up to 16 further rows while its weights lie in shared
+/// memory: a nearly empty block of their own would cost 0.8 of a full one, they cost 0.35.
 struct M128 {
   static constexpr bool kTrace = false;
   static constexpr bool kChaos = false;
@@ -19,14 +19,14 @@ struct M128 {
                                               .extra_m = protocol::KernelSpec::kExtraRows,
                                               .tile_n = 256,
                                               .tile_k = 128,
-                                              .num_stages = 3,
+                                              .num_stages = 4,
                                               .num_tile_slots = 4,
-                                              .pull_buffer_bytes = 1536};
+                                              .pull_buffer_bytes = 1152};
 };
 
 /// Small batches: 64x256 tiles, the math warpgroups side by side along the columns. Its stage is smaller by half of the
-/// token rows, which buys a fourth stage: more weight bytes in flight where weights are what the time goes to. A rank's
-/// own rows are gathered from where they lie: the first tile starts 8 us earlier than after a copy to the pool.
+/// token rows, which buys a fifth stage (4% at one token of the pro slice, where few SMs have work). A rank's own rows
+/// are gathered from where they lie: the first tile starts 8 us earlier than after a copy to the pool.
 struct M64 {
   static constexpr bool kTrace = false;
   static constexpr bool kChaos = false;
@@ -35,9 +35,9 @@ struct M64 {
                                               .block_m = 64,
                                               .tile_n = 256,
                                               .tile_k = 128,
-                                              .num_stages = 4,
+                                              .num_stages = 5,
                                               .num_tile_slots = 4,
-                                              .pull_buffer_bytes = 3072,
+                                              .pull_buffer_bytes = 1152,
                                               .gathers_rows = true};
 };
 

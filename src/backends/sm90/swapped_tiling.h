@@ -29,14 +29,11 @@ struct SwappedTiling {
     return static_cast<uint32_t>(core::swizzle_128b(token % kStoreRows * core::kSwizzleRowBytes + column));
   }
 
-  /// In the second GEMM a warp turns 4 matrices of 8 weight rows x 8 tokens at a time: both of its halves in two
-  /// chunks. Lane l says where a row of matrix l / 8 goes, the columns of token l % 8: at this column of the first
-  /// chunk.
-  static MEGAMOE_HD constexpr uint32_t matrix_column(uint32_t warp, uint32_t lane) {
-    return lane / 16 * kChunkRows + warp * 16 + lane / 8 % 2 * 8;
+  /// In the second GEMM a warp turns matrices of 8 weight rows x 8 tokens, one half of a chunk each: a thread's two
+  /// sums of tokens become those of token lane / 4 in this column of the tile and the next.
+  static MEGAMOE_HD constexpr uint32_t row_column(uint32_t chunk, uint32_t half, uint32_t warp, uint32_t lane) {
+    return chunk * kChunkRows + warp * 16 + half * 8 + lane % 4 * 2;
   }
-  /// And at this row of the part of staging, for the tokens from 8 * n on.
-  static MEGAMOE_HD constexpr uint32_t matrix_row(uint32_t n, uint32_t lane) { return n % 2 * 8 + lane % 8; }
 };
 
 }  // namespace megamoe::sm90

@@ -1,5 +1,5 @@
-// With swapped operands every activation and every result row must land where the store warp looks for it. The
-// instruction's layouts are stated here again, from PTX ISA 9.7.15 (wgmma) and 9.7.14 (stmatrix), not from the header.
+// With swapped operands every activation must land where the store warp looks for it, every result in its row. The
+// instruction's layouts are stated here again, from PTX ISA 9.7.15 (wgmma) and 9.7.14 (movmatrix), not from the header.
 #include "backends/sm90/swapped_tiling.h"
 
 #include <gtest/gtest.h>
@@ -79,21 +79,20 @@ TEST(SwappedTiling, EveryCodeLandsOnceWhereTheTensorCopyReadsIt) {
 TEST(SwappedTiling, EveryResultLandsOnceInTheRowOfItsToken) {
   for (const uint32_t width : kWidths) {
     std::vector<uint32_t> seen(uint64_t{width} * kTileN);
-    for (uint32_t n = 0; n < width / 8; ++n)
-      for (uint32_t chunk = 0; chunk < Tiling::kChunks; chunk += 2)
-        for (uint32_t warp = 0; warp < kWarps; ++warp)
-          for (uint32_t matrix = 0; matrix < 4; ++matrix)
-            for (uint32_t lane = 0; lane < kLanes; ++lane)
-              for (uint32_t e = 0; e < 2; ++e) {
-                // Register `matrix` holds two sums of a chunk's half; transposed, they go to the rows 2 * (lane % 4)
-                // and the next, element lane / 4, and lane 8 * matrix + row says where that row begins.
-                const Element from = element(chunk + matrix / 2, warp, lane, n * 4 + matrix % 2 * 2 + e);
-                const uint32_t row_lane = matrix * 8 + lane % 4 * 2 + e;
-                const uint32_t token = n / 2 * 16 + Tiling::matrix_row(n, row_lane);
-                const uint32_t column = chunk * Tiling::kChunkRows + Tiling::matrix_column(warp, row_lane) + lane / 4;
-                ASSERT_EQ((Element{column, token}), from);
-                ++seen[token * kTileN + column];
-              }
+    for_each_thread([&](uint32_t chunk, uint32_t warp, uint32_t lane) {
+      for (uint32_t n = 0; n < width / 8; ++n)
+        for (uint32_t half = 0; half < 2; ++half)
+          for (uint32_t e = 0; e < 2; ++e) {
+            // Transposed, a lane has elements 2 * (lane % 4) + e of row lane / 4: lane r * 4 + c / 2 had element c % 2
+            // of row r in its register.
+            const uint32_t row = lane % 4 * 2 + e, column = lane / 4;
+            const uint32_t i = Tiling::sum(n * 2, half) + column % 2;
+            const Element from = element(chunk, warp, row * 4 + column / 2, i);
+            const uint32_t token = n * 8 + lane / 4;
+            ASSERT_EQ((Element{Tiling::row_column(chunk, half, warp, lane) + e, token}), from);
+            ++seen[token * kTileN + from.weight_row];
+          }
+    });
     EXPECT_EQ(seen, std::vector<uint32_t>(seen.size(), 1)) << "width " << width;
   }
 }

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "core/integer.h"
+#include "protocol/block_cut.h"
 
 namespace megamoe::sm90 {
 namespace {
@@ -16,8 +17,8 @@ namespace {
 /// of two whole models on one H200 (driver 580.159.04), 9% off at most. After the kernel has changed: bench/measure.sh
 /// tiles, then the program again; it prints these lines.
 constexpr std::array kKernelCosts = {
-    KernelCosts{"m64", 64, 256, 25.8, 0.15, 0.554, 0.521, 0.6, 0.556, 1.13, 4.36e+06, 7.36e+05, 8.36},
-    KernelCosts{"m128", 128, 256, 33.3, 0.15, 0.46, 0.696, 0.723, 0.5, 0.692, 4.29e+06, 8.47e+05, 8.97},
+    KernelCosts{"m64", 64, 0, 256, 25.8, 0.15, 0.554, 0.521, 0.6, 0.556, 1.13, 4.36e+06, 7.36e+05, 8.36},
+    KernelCosts{"m128", 128, 16, 256, 33.3, 0.15, 0.46, 0.696, 0.723, 0.5, 0.692, 4.29e+06, 8.47e+05, 8.97},
 };
 
 constexpr double kNvlinkBytesPerUs = 337e3;  ///< Each way, both ways busy; measured between two H200s.
@@ -29,12 +30,12 @@ constexpr double kOverlapPower = 6;
 struct ExpertMean {
   double hit = 0;          ///< Probability of at least one row.
   double units = 0;        ///< Passes over its weights.
-  double full_blocks = 0;  ///< Blocks of more than 64 rows.
+  double full_blocks = 0;  ///< Blocks of more than 64 rows (and further ones).
   double half_blocks = 0;
 };
 
 /// Rows are binomial: each of `tokens` chooses the expert with probability `chance`.
-ExpertMean expert_mean(double tokens, double chance, uint32_t block_m, uint32_t unit_blocks) {
+ExpertMean expert_mean(double tokens, double chance, const protocol::BlockCut& cut, uint32_t unit_blocks) {
   ExpertMean mean;
   const double expected = tokens * chance, spread = std::sqrt(expected * (1 - chance));
   const auto first = static_cast<uint64_t>(std::max(1.0, std::floor(expected - 8 * spread - 2)));
@@ -47,10 +48,10 @@ ExpertMean expert_mean(double tokens, double chance, uint32_t block_m, uint32_t 
                              n * std::log(chance) + (tokens - n) * std::log1p(-chance));
     else if (rows != last)
       probability = 0;
-    const uint64_t blocks = core::ceil_div<uint64_t>(rows, block_m), tail_rows = rows - (blocks - 1) * block_m;
-    const bool has_half = tail_rows <= 64;
+    const uint32_t blocks = cut.num_blocks(static_cast<uint32_t>(rows));
+    const bool has_half = cut.rows_of(blocks - 1, static_cast<uint32_t>(rows)) <= 64 + cut.extra_m;
     mean.hit += probability;
-    mean.units += probability * static_cast<double>(core::ceil_div<uint64_t>(blocks, unit_blocks));
+    mean.units += probability * static_cast<double>(core::ceil_div(blocks, unit_blocks));
     mean.full_blocks += probability * static_cast<double>(blocks - (has_half ? 1 : 0));
     mean.half_blocks += probability * (has_half ? 1 : 0);
   }
@@ -84,8 +85,8 @@ Prediction predict(const CallSize& size, const KernelCosts& kernel) {
   const MoeShape& s = size.shape;
   const double tokens = size.tokens_per_rank, ranks = size.num_ranks, hidden = s.hidden;
   const double experts = static_cast<double>(s.num_experts) / ranks;
-  const ExpertMean mean =
-      expert_mean(tokens * ranks, static_cast<double>(s.top_k) / s.num_experts, kernel.block_m, size.unit_blocks);
+  const ExpertMean mean = expert_mean(tokens * ranks, static_cast<double>(s.top_k) / s.num_experts,
+                                      protocol::BlockCut{kernel.block_m, kernel.extra_m}, size.unit_blocks);
   Prediction p;
   p.kernel = kernel.name;
   p.rows_per_expert = tokens * ranks * s.top_k / s.num_experts;

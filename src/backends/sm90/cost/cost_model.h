@@ -23,6 +23,7 @@ struct CallSize {
 struct KernelCosts {
   std::string_view name;
   uint32_t block_m = 0;
+  uint32_t extra_m = 0;  ///< Further rows of an expert's last block, which cost nothing here.
   uint32_t tile_n = 256;
   double head_us = 0;               ///< From the launch to the first products, with few slots.
   double expert_us = 0;             ///< More of it for each expert without rows that the walk over the plan passes.

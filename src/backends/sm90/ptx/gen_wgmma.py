@@ -15,8 +15,11 @@ namespace megamoe::sm90::ptx {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Waits for all groups of this warp.
-__device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+/// Waits for all groups of this warp but the kPending newest.
+template <int kPending = 0>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
 
 /// An operand with rows of 128 bytes, 128-byte swizzle, 1,024 bytes from 8 rows to the next 8. Only the low word
 /// depends on the address, in units of 16 bytes: 32 bytes further along K is +2.

@@ -64,6 +64,9 @@ __device__ __forceinline__ uint4 load_l2(const uint4* p) {
   return v;
 }
 
+/// Asks for the line to be brought into the L2.
+__device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 /// Read again at each call, so that no register holds them in between.
 __device__ __forceinline__ uint32_t lane_index() {
   uint32_t v;
@@ -80,7 +83,10 @@ __device__ __forceinline__ uint32_t thread_index() {
 __device__ __forceinline__ void copy_16(uint32_t dst, const void* src) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
-/// The same of 4 bytes.
+/// The same of 8 or 4 bytes, through the L1.
+__device__ __forceinline__ void copy_8(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
+}
 __device__ __forceinline__ void copy_4(uint32_t dst, const void* src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
@@ -101,13 +107,6 @@ __device__ __forceinline__ uint64_t now_ns() {
 /// Four 8x8 matrices of 16-bit elements; lanes 8m .. 8m+7 give the row addresses of matrix m.
 __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
-/// The same of matrices whose columns are the lanes' rows: they are transposed on the way.
-__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
-                                                           uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
 }
@@ -134,9 +133,6 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
-}
-__device__ __forceinline__ void store_shared(uint32_t address, float v) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 /// The low byte of `v`.
 __device__ __forceinline__ void store_shared_u8(uint32_t address, uint16_t v) {

@@ -296,13 +296,13 @@ __device__ __forceinline__ bool pull_rows(Context<Spec>& c, uint32_t pull_warp) 
   if (gathers_rows(c)) return true;
   const protocol::PoolPlan plan = c.pool_plan();
   const uint32_t num_warps = gridDim.x * SharedStorage<Spec>::kPullWarps;
+  RowFinder<Spec> finder(c, pull_warp);
   uint32_t num_rows = 0;
   for (uint32_t expert = c.lane(); expert < plan.local_experts; expert += 32) num_rows += plan.expert_num_rows[expert];
   num_rows = __reduce_add_sync(kFullWarp, num_rows);
   const uint32_t most = core::min(kMaxRun, core::max(1u, c.view().token_ring().num_slots - 1));
   const uint32_t longest = core::max(1u, core::min(num_rows / (num_warps * 4), most));
 
-  RowFinder<Spec> finder(c, pull_warp);
   PiecePipe<Spec> pipe(c, pull_warp);
   __syncwarp();
   // Rounds of 1, 2, 4, ... rows a warp: the first blocks fill soon, and later rows share the cost of counting them.

@@ -62,6 +62,31 @@ __device__ __forceinline__ void copy_row(Context<Spec>& c, uint32_t token) {
   for (uint32_t group = c.lane(); group < groups; group += 32) scales[group] = rows.scale(token, group);
 }
 
+/// Asks for what the call reads of the caller's memory after the plan: by then weights fill the queue to memory, and a
+/// token row that lies there would come 3 us later. Only as many tokens as the L2 can keep meanwhile.
+template <class Spec>
+__device__ __forceinline__ void prefetch_tokens(Context<Spec>& c) {
+  constexpr uint32_t kMaxTokens = 2048, kLineBytes = 128;
+  const CallTensors& t = c.args.tensors;
+  if (t.num_tokens > kMaxTokens) return;
+  const uint32_t warps = blockDim.x / 32, lane = c.lane(), groups = c.view().spec.hidden_groups();
+  // The last CTAs first: the first ones sort.
+  const uint32_t first = (gridDim.x - 1 - blockIdx.x) * warps + c.warp();
+#pragma unroll 1
+  for (uint32_t token = first; token < t.num_tokens; token += gridDim.x * warps) {
+    if (lane == 0) ptx::prefetch_l2(t.topk_weights + token * t.weight_token_stride);
+    if (t.source != TokenSource::kReadInPlace) continue;
+    const TokenRows rows = TokenRows::of(c, c.view().rank);
+    const uint32_t scale_bytes = t.scales_are_ue8m0 ? 1 : 4;
+#pragma unroll 1
+    for (uint32_t group = lane; group < groups; group += 32) {
+      ptx::prefetch_l2(rows.codes + token * rows.row_stride + group * kLineBytes);
+      ptx::prefetch_l2(static_cast<const uint8_t*>(rows.scales) +
+                       (token * rows.scale_row_stride + group * rows.scale_group_stride) * scale_bytes);
+    }
+  }
+}
+
 /// Input blocks are dealt to the CTAs in turn, to the first CTA last, since it routes; the warps of a CTA share a
 /// block's tokens. Order: input_full is released at system scope by the last warp; pairs with pull_rows of every owner.
 template <class Spec>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backends/sm90/roles/dispatch.cuh"
+#include "backends/sm90/roles/few_slots.cuh"
 #include "backends/sm90/tile_form.h"
 #include "protocol/ring.h"
 #include "protocol/schedule.h"
@@ -51,14 +52,18 @@ __device__ __forceinline__ ScalePair load_weight_scales(Context<Spec>& c, const 
 }
 
 /// The rows of 32 consecutive experts in the lanes of the warp: the plan lies in another SM's reach, and a walk over
-/// it expert by expert would wait for each.
+/// it expert by expert would wait for each. Of few slots, what the warp sees of them.
+/// @tparam kMayBeFew  whether the kernel knows FewSlots
+template <bool kMayBeFew>
 class WarpRows {
  public:
   __device__ WarpRows(const uint32_t* num_rows, uint32_t local_experts)
       : num_rows_(num_rows), local_experts_(local_experts) {}
+  __device__ explicit WarpRows(const FewSlots& few) : few_(few), is_few_(true) {}
 
   /// By the whole warp, with the same expert.
   __device__ __forceinline__ uint32_t operator()(uint32_t local_expert) {
+    if (kMayBeFew && is_few_) return few_.num_rows(local_expert);
     if (local_expert / 32 != window_) {
       window_ = local_expert / 32;
       const uint32_t mine = window_ * 32 + ptx::lane_index();
@@ -68,15 +73,20 @@ class WarpRows {
   }
 
  private:
-  const uint32_t* num_rows_;
-  uint32_t local_experts_;
+  const uint32_t* num_rows_ = nullptr;
+  uint32_t local_experts_ = 0;
   uint32_t window_ = UINT32_MAX;
   uint32_t lane_rows_ = 0;
+  FewSlots few_;
+  bool is_few_ = false;
 };
+template <class Spec>
+using RowsOf = WarpRows<Spec::kSpec.gathers_rows>;
 
 /// The tile with this number, as the other roles get it.
 /// @param sharers  as in protocol::Tile
-__device__ __forceinline__ TileNote note_of(protocol::ScheduleWalk<WarpRows>& schedule, uint32_t ticket,
+template <class Rows>
+__device__ __forceinline__ TileNote note_of(protocol::ScheduleWalk<Rows>& schedule, uint32_t ticket,
                                             uint32_t& sharers) {
   protocol::Tile tile;
   if (!schedule.at(ticket, tile)) return {kNoteEnd, 0, 0, 0, 0};
@@ -137,14 +147,17 @@ __device__ __forceinline__ void load_weights(Context<Spec>& c) {
     return __shfl_sync(kFullWarp, c.lane() == 0 ? ptx::add_relaxed_gpu(tickets, 1) : 0, 0);
   };
   const uint32_t first_ticket = take_ticket();
-  if (!wait_plan(c, Role::kLoad)) {
+  const bool is_few = FewSlots::fit(c);
+  if (!is_few && !wait_plan(c, Role::kLoad)) {
     announce(c, slot, {kNoteEnd, 0, 0, 0, 0});
     return;
   }
   c.trace(protocol::Event::kWaitPlan, true);
   const protocol::PoolPlan plan = c.pool_plan();
-  protocol::ScheduleWalk<WarpRows> schedule(view.schedule, plan.local_experts, Spec::kSpec.cut(),
-                                            WarpRows(plan.expert_num_rows, plan.local_experts));
+  using Rows = RowsOf<Spec>;
+  protocol::ScheduleWalk<Rows> schedule(
+      view.schedule, plan.local_experts, Spec::kSpec.cut(),
+      is_few ? Rows(FewSlots::read(c)) : Rows(plan.expert_num_rows, plan.local_experts));
   constexpr uint32_t kTicketAhead = 5, kScalesAhead = 3;  // k-blocks before the next tile
   uint32_t sharers = 1, next_sharers = 1;
   TileNote tile = note_of(schedule, first_ticket, sharers);
@@ -226,22 +239,37 @@ __device__ __forceinline__ bool wait_tile_inputs(Context<Spec>& c, const TileNot
   return reaches(Signal::kTokensFull, c.own_bank(c.layout().tokens_full), tile.block, tile.num_rows);
 }
 
-/// Looks up the rows of a tile of this rank's own tokens, and leaves their metadata for the other roles: every column
-/// tile of a block does, with the same values, since the way over the dispatch warps takes 8 us. What it reads came
-/// with the plan, which load_weights acquired before it announced the tile. Order: acquires input_full of all tokens,
-/// one input block a lane, where the call fills them in; pairs with fill_input.
-template <class Spec>
-__device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile, uint32_t num_rows) {
-  const uint32_t rank = c.view().rank, top_k = c.view().spec.shape.top_k;
+/// Visits the rows of a tile in the sorted slot list: visit(row, token_slot, weight), one a lane.
+template <class Spec, class Visit>
+__device__ __forceinline__ void find_sorted_rows(Context<Spec>& c, const TileNote& tile, uint32_t num_rows,
+                                                 Visit visit) {
   const uint32_t block_in_expert = tile.block - c.pool_plan().expert_first_block[tile.local_expert];
   const protocol::SlotEntry* list = c.own(c.layout().slot_list) +
                                     c.own_bank(c.layout().slot_ranges)[tile.local_expert].first +
                                     block_in_expert * Spec::kSpec.block_m;
-  protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.room_m();
   for (uint32_t row = c.lane(); row < num_rows; row += 32) {
     const uint2 entry = __ldcg(reinterpret_cast<const uint2*>(list + row));
-    c.shared.gathered_tokens[row] = entry.x / top_k;
-    meta[row] = {static_cast<uint16_t>(rank), static_cast<uint16_t>(rank), entry.x, __uint_as_float(entry.y)};
+    visit(row, entry.x, __uint_as_float(entry.y));
+  }
+}
+
+/// Looks up the rows of a tile of this rank's own tokens, and leaves their metadata for the other roles: every column
+/// tile of a block does, with the same values, since the way over the dispatch warps takes 8 us. What it reads came
+/// with the plan, which load_weights acquired before it announced the tile; few slots it has itself. Order: acquires
+/// input_full of all tokens, one input block a lane, where the call fills them in; pairs with fill_input.
+template <class Spec>
+__device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile, uint32_t num_rows,
+                                          const FewSlots& few) {
+  const uint32_t rank = c.view().rank, top_k = c.view().spec.shape.top_k;
+  protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{tile.block} * Spec::kSpec.room_m();
+  const auto note_row = [&](uint32_t row, uint32_t token_slot, float weight) {
+    c.shared.gathered_tokens[row] = token_slot / top_k;
+    meta[row] = {static_cast<uint16_t>(rank), static_cast<uint16_t>(rank), token_slot, weight};
+  };
+  if (FewSlots::fit(c)) {
+    few.for_each_row(tile.local_expert, c.lane(), note_row);
+  } else {
+    find_sorted_rows(c, tile, num_rows, note_row);
   }
   __syncwarp();
   if (c.args.tensors.source == TokenSource::kReadInPlace) return true;
@@ -257,13 +285,14 @@ __device__ __forceinline__ bool find_rows(Context<Spec>& c, const TileNote& tile
 /// Token rows of one tile from where they lie: 16-byte copies to the places that a tensor copy with 128-byte swizzle
 /// would choose. The rows were there before the call.
 template <class Spec>
-__device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& tile, RingState& stage, bool ok) {
+__device__ __forceinline__ bool gather_rows(Context<Spec>& c, const TileNote& tile, RingState& stage, bool ok,
+                                            const FewSlots& few) {
   // Announced one k-block behind: with as many as stages less one, a k-block would be announced only when the one
   // before it has been multiplied, and no weights could wait there (3% at one token of the pro slice).
   constexpr uint32_t kStages = Spec::kSpec.num_stages, kBehind = 1;
   const protocol::RankView& view = c.view();
   const uint32_t lane = c.lane(), k_blocks = view.spec.hidden_groups();
-  const uint32_t num_rows = ok && find_rows(c, tile, tile.num_rows) ? tile.num_rows : 0;
+  const uint32_t num_rows = ok && find_rows(c, tile, tile.num_rows, few) ? tile.num_rows : 0;
   const TokenRows rows = TokenRows::of(c, view.rank);
   RingState filled = stage;
   for (uint32_t k = 0; k < k_blocks + kBehind; ++k) {
@@ -299,6 +328,8 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
   const protocol::RankView& view = c.view();
   RingState slot, stage = RingState::producer_start();
   TileNote tile;
+  FewSlots few{};
+  if (FewSlots::fit(c)) few = FewSlots::read(c);
   while (read_note(c, slot, Role::kLoad, tile) && tile.kind != kNoteEnd) {
     __syncwarp();
     c.chaos();
@@ -312,7 +343,7 @@ __device__ __forceinline__ void load_tokens(Context<Spec>& c) {
     const bool is_l1 = tile.kind == kNoteL1;
     if constexpr (Spec::kSpec.gathers_rows) {
       if (is_l1 && gathers_rows(c)) {
-        if (!gather_rows(c, tile, stage, ok)) return;
+        if (!gather_rows(c, tile, stage, ok, few)) return;
         continue;
       }
     }

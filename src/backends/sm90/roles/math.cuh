@@ -4,7 +4,7 @@
 #include "backends/sm90/ptx/wgmma.cuh"
 #include "backends/sm90/roles/math_extra.cuh"
 #include "backends/sm90/roles/math_rings.cuh"
-#include "backends/sm90/roles/stage_rows.cuh"
+#include "backends/sm90/roles/store_rows.cuh"
 #include "backends/sm90/roles/swiglu.cuh"
 
 namespace megamoe::sm90 {
@@ -79,7 +79,8 @@ class MathWarp : MathRings<Spec> {
     return true;
   }
 
-  /// Turns the sums into what is stored and leaves it in this warp's part of staging.
+  /// Turns the sums into what is stored: activations are left in this warp's part of staging, rows go where they
+  /// belong.
   __device__ __forceinline__ bool stage(Sums& sums) {
     const bool is_dry = this->is_dry();
     if (!is_dry && !wait_staging()) return false;
@@ -102,9 +103,10 @@ class MathWarp : MathRings<Spec> {
     if (tile.kind == kNoteL1) {
       if (has_rows || kSharesRows) stage_activations<kWaves, kSharesRows>(c_, at, sums, amax_phase());
       if (kSharesRows) state_ ^= kAmaxPhase;
-      if (!has_rows && !kSharesRows) RowWeights::await();  // or the prefetch could land on the next tile's
-    } else if (has_rows) {
-      stage_rows<kWaves>(c_, at, sums);
+      if (!has_rows && !kSharesRows) RowNotes::await();  // or the prefetch could land on the next tile's
+    } else {
+      // Nothing in a dry pass; and after a failure the rows' notes may not be there.
+      store_rows<kWaves>(c_, at, tile, is_dry() || has_failed(c_.shared) ? 0 : tile.num_rows, sums);
     }
   }
 
@@ -193,47 +195,52 @@ class MathWarp : MathRings<Spec> {
     scales = coming;
   }
 
-  /// The same of a tile with further rows, which are multiplied beside the last wave. Waves are half as wide, or
-  /// partial sums of both would not find registers.
+  /// The same of a tile with further rows. Waves are half as wide, or partial sums of both would not find registers. A
+  /// chunk of the further rows follows every second wave (each one of a split tile): it keeps the multipliers busy
+  /// while the wave's sums are promoted.
   template <bool kSplit>
   __device__ __forceinline__ void k_block_extra(uint32_t warpgroup, Sums& sums, ExtraRows<Spec>& extra) {
-    constexpr uint32_t kMainRows = kSplit ? 64 : Spec::kSpec.block_m;
-    constexpr uint32_t kN = Tiling::kWaveN / 2;
-    constexpr uint32_t kWaves = (kSplit ? Tiling::kWaveN : Tiling::kColumns) / kN;
+    using Extra = ExtraRows<Spec>;
+    constexpr uint32_t kN = Tiling::kWaveN / 2, kWaves = (kSplit ? Tiling::kWaveN : Tiling::kColumns) / kN;
+    constexpr uint32_t kMainRows = kSplit ? 64 : Spec::kSpec.block_m, kWavesOfChunk = kWaves / Extra::kChunks;
     const uint32_t stage = stage_.index, low = stage_low_;
-    float part[kN / 2];
-    typename ExtraRows<Spec>::Part extra_part;
+    // Further rows lie behind the others; of the weights, each warpgroup takes its half.
+    const uint32_t extra_a = weights_low_ + low + (kSplit ? 0 : warpgroup * 128) * 8;
+    const uint32_t extra_b = tokens_low_ + low + (kMainRows - (kSplit ? 0 : warpgroup * 64)) * 8;
     Scales scales = read_scales(stage, half<kSplit>(0));
+    float part[kN / 2];
+    typename Extra::Part extra_part[Extra::kChunks];
 #pragma unroll
     for (uint32_t wave = 0; wave < kWaves; ++wave) {
+      const uint32_t column = wave * kN, chunk = wave / kWavesOfChunk;
+      const bool starts_chunk = wave % kWavesOfChunk == 0;
       ptx::wgmma_fence();
-      issue<kN>(wave * kN, low, part);
-      if (wave == kWaves - 1) {
-        // Further rows lie behind the others; of the weights, each warpgroup takes its half.
-        const uint32_t skip_rows = kSplit ? 0 : warpgroup * 64, skip_weights = kSplit ? 0 : warpgroup * 128;
-        ExtraRows<Spec>::issue(weights_low_ + skip_weights * 8 + low, tokens_low_ + (kMainRows - skip_rows) * 8 + low,
-                               extra_part);
-      }
+      issue<kN>(column, low, part);
       ptx::wgmma_commit();
-      const uint32_t column = wave * kN;
+      if (starts_chunk) {
+        Extra::issue(chunk, extra_a, extra_b, extra_part[chunk]);
+        ptx::wgmma_commit();
+      }
       if (wave > 0 && column % 128 == 0) scales.groups = group_scales(stage, column / 128);
-      ptx::wgmma_wait();
+      if (starts_chunk) {
+        ptx::wgmma_wait<1>();
+      } else {
+        ptx::wgmma_wait();
+      }
       promote(part, &sums.value[column / Tiling::kWaveN][column % Tiling::kWaveN / 2], scales);
     }
-    const uint32_t token_scales =
-        shared_ + offsetof(Shared, token_scales) + (stage * Spec::kSpec.room_m() + kMainRows) * 4;
-    const auto extra_scales = ExtraRows<Spec>::read_scales(token_scales, c_.lane());
-    const float2 groups = group_scales(stage, warpgroup);
+    ptx::wgmma_wait();
+    const auto extra_scales = Extra::read_scales(stage, kMainRows, group_scales(stage, warpgroup), shared_, c_.lane());
     __syncwarp();  // all lanes have read their scales
     release_stage(stage);
     advance_stage();
-    extra.promote(extra_part, extra_scales, groups.x, groups.y);
+#pragma unroll
+    for (uint32_t chunk = 0; chunk < Extra::kChunks; ++chunk) extra.promote(chunk, extra_part[chunk], extra_scales);
   }
 
   /// A tile with further rows, which leave their registers before the others are staged.
   template <bool kSplit>
   __device__ __forceinline__ void run_k_blocks_extra(const TileNote& tile, uint32_t k_blocks, Sums& sums) {
-    const bool is_l1 = tile.kind == kNoteL1;
     const uint32_t warpgroup = uniform(math_warp() / 4);
     ExtraRows<Spec> extra;
     clear<kSplit>(sums);
@@ -241,15 +248,14 @@ class MathWarp : MathRings<Spec> {
     for (uint32_t k = 0; k < k_blocks; ++k) {
       wait_stage();
       if (k == 0) {
-        if (is_l1) RowWeights::prefetch(c_, place(kSplit), tile.block);
+        RowNotes::prefetch(c_, place(kSplit), tile);
         extra.find(c_, tile);
       }
       k_block_extra<kSplit>(warpgroup, sums, extra);
     }
     if ((state_ & kBroken) != 0) return;
-    if (!is_l1) return extra.store_rows(c_, math_warp(), tile);
-    if (!wait_staging()) return;
-    extra.stage_activations(c_, math_warp(), tile, amax_phase());
+    if (tile.kind == kNoteL2) return extra.store_rows(c_, math_warp(), tile);
+    extra.store_activations(c_, math_warp(), tile, amax_phase());
     state_ ^= kAmaxPhase;
   }
 
@@ -264,11 +270,10 @@ class MathWarp : MathRings<Spec> {
 
   template <bool kSplit>
   __device__ __forceinline__ void run_k_blocks(const TileNote& tile, uint32_t k_blocks, Sums& sums) {
-    const bool is_l1 = tile.kind == kNoteL1;
     clear<kSplit>(sums);
     if (k_blocks == 0) return;
     wait_stage();
-    if (is_l1) RowWeights::prefetch(c_, place(kSplit), tile.block);
+    RowNotes::prefetch(c_, place(kSplit), tile);
     Scales scales = read_scales(stage_.index, half<kSplit>(0));
     bool ready = true;
     for (uint32_t k = 0; k < k_blocks; ++k) {

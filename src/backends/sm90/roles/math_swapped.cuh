@@ -126,10 +126,12 @@ class SwappedMathWarp : MathRings<Spec> {
     const uint32_t k_blocks = is_l1 ? spec.hidden_groups() : spec.intermediate_groups();
     SwappedSums<kN> sums;
     LaneTokens<kN> topk_weights;
+    TokenTargets<kN> targets;
     c_.trace(event, false, tile.block);
     for (uint32_t k = 0; k < k_blocks; ++k) {
       wait_stage();
       if (k == 0 && is_l1) topk_weights = read_topk_weights<kN>(c_, tile.block);
+      if (k == 0 && !is_l1) targets.read(c_, tile.block);
       k_block<kN>(sums);
     }
     c_.trace(event, true, tile.block);
@@ -142,7 +144,8 @@ class SwappedMathWarp : MathRings<Spec> {
       stage_swapped_activations<kN>(c_, warp, sums, topk_weights, amax_phase());
       state_ ^= kAmaxPhase;
     } else {
-      stage_swapped_rows<kN>(c_, warp, sums);
+      store_swapped_rows<kN>(c_, tile.n * Spec::kSpec.tile_n, warp, has_failed(c_.shared) ? 0 : tile.num_rows, targets,
+                             sums.value);
     }
     ptx::proxy_fence_shared();  // read by bulk copies
     __syncwarp();

@@ -1,5 +1,5 @@
 // Epilogues of both GEMMs where operands are swapped: a warp has 16 weight rows of every chunk, for all tokens. What
-// they leave in staging is, byte for byte, what the other kernels' epilogues leave there.
+// they leave in staging, or store, is byte for byte what the other kernels' epilogues make.
 #pragma once
 
 #include "backends/sm90/roles/swiglu.cuh"
@@ -31,7 +31,27 @@ struct LaneTokens {
   }
 };
 
-/// Router weights of the tokens of a first-GEMM tile. Ordered after the rows' arrival, like RowWeights::prefetch.
+/// Where the tokens' rows of a second-GEMM tile go: token t's in lane t % 32.
+template <uint32_t kN>
+struct TokenTargets {
+  uint32_t source[(kN + 31) / 32] = {};
+  uint32_t token_slot[(kN + 31) / 32] = {};
+
+  /// Ordered after the rows' arrival, like RowNotes::prefetch.
+  template <class Spec>
+  __device__ __forceinline__ void read(Context<Spec>& c, uint32_t block) {
+    const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.room_m();
+#pragma unroll
+    for (uint32_t i = 0; i < (kN + 31) / 32; ++i) {
+      if (i * 32 + c.lane() >= kN) continue;
+      const uint4 raw = ptx::load_l2(reinterpret_cast<const uint4*>(meta + i * 32 + c.lane()));
+      source[i] = raw.x & 0xffff;
+      token_slot[i] = raw.y;
+    }
+  }
+};
+
+/// Router weights of the tokens of a first-GEMM tile. Ordered after the rows' arrival, like RowNotes::prefetch.
 template <uint32_t kN, class Spec>
 __device__ __forceinline__ LaneTokens<kN> read_topk_weights(Context<Spec>& c, uint32_t block) {
   const protocol::RowMeta* meta = c.own(c.layout().row_meta) + uint64_t{block} * Spec::kSpec.room_m();
@@ -105,23 +125,31 @@ __device__ __forceinline__ void stage_swapped_activations(Context<Spec>& c, uint
   }
 }
 
-/// As stage_rows: rows of BF16.
-template <uint32_t kN, class Spec>
-__device__ __forceinline__ void stage_swapped_rows(Context<Spec>& c, uint32_t warp, const SwappedSums<kN>& sums) {
+/// As store_rows: rows of BF16, 16 bytes of a row by 4 lanes.
+/// @param first_column  of the layer, of the first chunk
+/// @param warp          in the warpgroup
+/// @param num_tokens    0: nothing is written
+template <uint32_t kN, uint32_t kChunks, class Spec>
+__device__ __forceinline__ void store_swapped_rows(Context<Spec>& c, uint32_t first_column, uint32_t warp,
+                                                   uint32_t num_tokens, const TokenTargets<kN>& targets,
+                                                   const float (&sums)[kChunks][SwappedTiling::num_sums(kN)]) {
   using Tiling = SwappedTiling;
-  const uint32_t lane = c.lane();
+  const uint32_t hidden = c.view().spec.shape.hidden, lane = c.lane();
 #pragma unroll
-  for (uint32_t n = 0; n < kN / 8; ++n) {
-    const uint32_t to = ptx::shared_address(c.shared.staging[n / 2]) +
-                        Tiling::matrix_row(n, lane) * SharedStorage<Spec>::kStorePitch +
-                        Tiling::matrix_column(warp, lane) * 2;
+  for (uint32_t n = 0; n < kN / 8; ++n) {  // 8 tokens
+    const uint32_t token = n * 8 + lane / 4;
+    const uint32_t source = __shfl_sync(kFullWarp, targets.source[n / 4], token % 32);
+    const uint32_t token_slot = __shfl_sync(kFullWarp, targets.token_slot[n / 4], token % 32);
+    uint16_t* to = token < num_tokens ? combine_row(c, source, token_slot) + first_column : nullptr;
 #pragma unroll
-    for (uint32_t chunk = 0; chunk < Tiling::kChunks; chunk += 2) {
-      const float* x = &sums.value[chunk][n * 4];
-      const float* y = &sums.value[chunk + 1][n * 4];
-      ptx::store_matrix_x4_transposed(to + chunk * Tiling::kChunkRows * 2, ptx::bf16_pair(x[0], x[1]),
-                                      ptx::bf16_pair(x[2], x[3]), ptx::bf16_pair(y[0], y[1]),
-                                      ptx::bf16_pair(y[2], y[3]));
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const float* x = &sums[chunk][Tiling::sum(n * 2, half)];
+        const uint32_t pair = ptx::transpose_matrix(ptx::bf16_pair(x[0], x[1]));
+        const uint32_t column = Tiling::row_column(chunk, half, warp, lane);
+        if (to != nullptr && first_column + column < hidden) *reinterpret_cast<uint32_t*>(to + column) = pair;
+      }
     }
   }
 }

@@ -75,8 +75,8 @@ __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPl
   const bool up_is_first = c.args.weight_scales.up_is_first;
   const float clamp = c.args.clamp;
   const uint32_t lane = c.lane();
-  RowWeights::await();
-  const float weight[2] = {RowWeights::read(c, place, lane / 4), RowWeights::read(c, place, lane / 4 + 8)};
+  RowNotes::await();
+  const float weight[2] = {RowNotes::weight(c, place, lane / 4), RowNotes::weight(c, place, lane / 4 + 8)};
   // SwiGLU in place: the sums of even groups become the activations.
   float amax[2] = {0.0f, 0.0f};
 #pragma unroll
