@@ -14,11 +14,11 @@ namespace megamoe::sm90 {
 namespace {
 
 /// Fitted on 2026-12-01 by megamoe_fit_cost_model to bench/results/h200_tiles.jsonl: cold FP8 calls of the slices and
-/// of two whole models on one H200 (driver 580.159.04), 9% off at most. After the kernel has changed: bench/measure.sh
-/// tiles, then the program again; it prints these lines.
+/// of two whole models on one H200 (driver 580.159.04), 8.5% off at most. After the kernel has changed:
+/// bench/measure.sh tiles, then the program again; it prints these lines.
 constexpr std::array kKernelCosts = {
-    KernelCosts{"m64", 64, 0, 256, 25.8, 0.15, 0.554, 0.521, 0.6, 0.556, 1.13, 4.36e+06, 7.36e+05, 8.36},
-    KernelCosts{"m128", 128, 16, 256, 33.3, 0.15, 0.46, 0.696, 0.723, 0.5, 0.692, 4.29e+06, 8.47e+05, 8.97},
+    KernelCosts{"m64", 64, 0, 256, 25.3, 0.15, 0.551, 0.503, 0.503, 0.574, 1.09, 4.23e+06, 7.78e+05, 8.31},
+    KernelCosts{"m128", 128, 16, 256, 34, 0.15, 0.437, 0.642, 0.779, 0.5, 0.589, 4.2e+06, 8.93e+05, 9.01},
 };
 
 constexpr double kNvlinkBytesPerUs = 337e3;  ///< Each way, both ways busy; measured between two H200s.
