@@ -18,7 +18,7 @@ struct MathTiling {
   /// First-GEMM codes in staging: 16 rows of kColumns / 2 bytes. Whole groups of 128 are swizzled, so that 8 rows lie
   /// in different banks.
   static constexpr bool kSwizzledSlab = kColumns == 256;
-  static __device__ __forceinline__ uint32_t activation_slab(Context<Spec>& c, uint32_t math_warp) {
+  static __device__ __forceinline__ uint32_t staging_slab(Context<Spec>& c, uint32_t math_warp) {
     return ptx::shared_address(c.shared.staging[math_warp]);
   }
 

@@ -10,8 +10,7 @@ namespace megamoe::sm90 {
 struct FewSlots {
   static constexpr uint32_t kPerLane = 2, kMaxSlots = 32 * kPerLane;
 
-  int32_t
-      expert[kPerLane];  ///< Negative: the slot is masked or past the last one, or no expert, so the call is refused.
+  int32_t expert[kPerLane];  ///< Negative: the slot is masked, or past the last one.
   float weight[kPerLane];
 
   /// Whether this call is one of these: no rules of its own, tokens read where they lie, an expert's rows in one block.

@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_activations(Context<Spec>& c, const TileNo
   if (place.first_row() >= core::min(tile.num_rows, form.main_rows) || column >= c.view().spec.shape.intermediate)
     return;
   const uint32_t ring_row = act_slot * kRoomM + place.first_row();
-  ptx::tma_store_2d(c.args.maps.acts_store, Tiling::activation_slab(c, math_warp), column, ring_row);
+  ptx::tma_store_2d(c.args.maps.acts_store, Tiling::staging_slab(c, math_warp), column, ring_row);
   ptx::bulk_commit();
 }
 

@@ -17,7 +17,7 @@ __device__ __forceinline__ void store_rows(Context<Spec>& c, const MathPlace<Spe
   constexpr uint32_t kPassColumns = 64, kRowsAtOnce = 4, kSteps = SharedStorage<Spec>::kStoreRows / kRowsAtOnce;
   constexpr uint32_t kColumns = kWaves * Tiling::kWaveN;
   const uint32_t lane = c.lane(), hidden = c.view().spec.shape.hidden;
-  const uint32_t slab = Tiling::activation_slab(c, place.math_warp);
+  const uint32_t slab = Tiling::staging_slab(c, place.math_warp);
   const uint32_t first_column = tile.n * Spec::kSpec.tile_n + place.warpgroup_n * kColumns;
   const auto swizzled = [](uint32_t row, uint32_t byte) {
     return static_cast<uint32_t>(core::swizzle_128b(row * core::kSwizzleRowBytes + byte));

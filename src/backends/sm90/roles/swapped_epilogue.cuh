@@ -114,7 +114,7 @@ __device__ __forceinline__ void stage_swapped_activations(Context<Spec>& c, uint
   for (uint32_t n = 0; n < Tiling::num_tokens(kN); ++n) {
     const float inverse = inverses.of(lane, n);
     const uint32_t token = Tiling::token(lane, n);
-    const uint32_t slab = MathTiling<Spec>::activation_slab(c, n / 4);  // of 16 tokens
+    const uint32_t slab = MathTiling<Spec>::staging_slab(c, n / 4);  // of 16 tokens
 #pragma unroll
     for (uint32_t chunk = 0; chunk < Tiling::kChunks; chunk += 2) {
       const uint16_t codes = ptx::e4m3_pair(__fmul_rn(sums.value[chunk][Tiling::sum(n, 0)], inverse),

@@ -106,7 +106,7 @@ __device__ __forceinline__ void stage_activations(Context<Spec>& c, const MathPl
   }
   // 16 rows of kOutColumns bytes. Whole rows of 128 are swizzled, so that 8 rows lie in different banks.
   constexpr bool kSwizzled = Tiling::kSwizzledSlab;
-  const uint32_t slab = Tiling::activation_slab(c, place.staging_warp());
+  const uint32_t slab = Tiling::staging_slab(c, place.staging_warp());
   const uint32_t first_column = place.split ? place.warpgroup_n * (Tiling::kWaveN / 2) : 0;
 #pragma unroll
   for (uint32_t wave = 0; wave < kWaves; ++wave) {
